@@ -1,0 +1,177 @@
+"""Typed configs: frozen pydantic dataclasses <-> YAML <-> the command line.
+
+A config is a `@config` class whose fields carry their unit and meaning as the string below them. The same class
+checks a Python call, a YAML file and the flags: unknown keys and values out of range raise.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, dataclass_transform
+
+import pydantic
+import yaml
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+from asa.errors import RequestError, WorkError
+
+T = TypeVar("T")
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def config(cls: type[T]) -> type[T]:
+    """Class decorator: a frozen keyword-only dataclass, type- and range-checked, unknown keys refused."""
+    options = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    return pydantic_dataclass(frozen=True, kw_only=True, config=options)(cls)
+
+
+def to_dict(value: Any) -> dict[str, Any]:
+    """A config as plain data, ready for YAML or JSON."""
+    return pydantic.TypeAdapter(type(value)).dump_python(value, mode="json")
+
+
+def from_dict(cls: type[T], values: dict[str, Any]) -> T:
+    """Build `cls`, raising RequestError with one line per wrong field (key, value, allowed range, flag)."""
+    try:
+        return pydantic.TypeAdapter(cls).validate_python(values)
+    except pydantic.ValidationError as error:
+        raise RequestError("; ".join(_explain(cls, item) for item in error.errors())) from None
+
+
+def save_yaml(value: Any, path: Path) -> None:
+    path.write_text(yaml.safe_dump(to_dict(value), sort_keys=False))
+
+
+def load_yaml(cls: type[T], path: Path) -> T:
+    return from_dict(cls, yaml.safe_load(path.read_text()))
+
+
+def sha256_of(value: Any) -> str:
+    """Hash of a config's content, independent of key order."""
+    return hashlib.sha256(json.dumps(to_dict(value), sort_keys=True).encode()).hexdigest()
+
+
+def parse(cls: type[T], argv: Sequence[str], prog: str) -> T:
+    """Read `--config FILE` and dotted overrides into `cls`; --help and --print_config come with it.
+
+    Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range.
+    """
+    parser = _Parser(prog=prog, description=cls.__doc__, known=field_names(cls))
+    parser.add_argument("--config", action="config", help="YAML file with any of the keys below.")
+    parser.add_class_arguments(cls)
+    namespace = parser.parse_args(list(argv))
+    values = namespace.as_dict() if isinstance(namespace, Namespace) else vars(namespace)
+    values.pop("config", None)
+    try:
+        return from_dict(cls, values)
+    except RequestError as error:
+        parser.error(str(error))
+
+
+def main(commands: dict[str, Callable[[list[str]], None]], prog: str, argv: Sequence[str] | None = None) -> NoReturn:
+    """Dispatch `prog COMMAND ...` and turn the two deliberate errors into one line and their exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: python -m {prog} {{{'|'.join(commands)}}} [--help] ...")
+        for name, command in commands.items():
+            print(f"  {name:12s} {(command.__doc__ or '').strip().splitlines()[0]}")
+        sys.exit(0 if arguments else 2)
+    name, rest = arguments[0], arguments[1:]
+    if name not in commands:
+        hint = difflib.get_close_matches(name, commands, n=1)
+        print(f"error: no command {name!r}; {_did_you_mean(hint)}one of {', '.join(commands)}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(guard(lambda: commands[name](rest)))
+
+
+def guard(work: Callable[[], None]) -> int:
+    """Run `work`; the exit code its outcome stands for, with one line on stderr for a deliberate error."""
+    try:
+        work()
+    except RequestError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except WorkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def field_names(cls: Any, prefix: str = "") -> list[str]:
+    """Every dotted key of a config class."""
+    names: list[str] = []
+    for field in dataclasses.fields(cls):
+        names.append(prefix + field.name)
+        if dataclasses.is_dataclass(field.type):
+            names += field_names(field.type, f"{prefix}{field.name}.")
+    return names
+
+
+class _Parser(ArgumentParser):
+    """jsonargparse with one-line errors that name the nearest valid key."""
+
+    def __init__(self, *args: Any, known: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.known = known
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        line = " ".join(message.split())
+        unknown = _unknown_key(line)
+        hint = difflib.get_close_matches(unknown, self.known, n=1, cutoff=0.5) if unknown else []
+        line = f"unknown key {unknown!r}" if unknown else line
+        tail = f"; {_did_you_mean(hint)}valid keys: {', '.join(self.known)}" if unknown else ""
+        print(f"error: {line}{tail}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _unknown_key(line: str) -> str:
+    """The dotted key that one of jsonargparse's three messages for an unknown key names; empty for other messages."""
+    if match := re.search(r"unrecognized arguments: --([\w.]+)", line):
+        return match[1]
+    if match := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line):
+        return f"{match[1]}.{match[2]}"
+    match = re.search(r"Option '([\w.]+)' is not accepted", line)
+    return match[1] if match else ""
+
+
+def _did_you_mean(hint: Sequence[str]) -> str:
+    return f"did you mean {hint[0]!r}? " if hint else ""
+
+
+def _explain(cls: Any, item: Any) -> str:
+    """One line for one wrong field: its key, its value, what is allowed, the flag."""
+    key = ".".join(str(part) for part in item["loc"]) or cls.__name__
+    if item["type"] == "unexpected_keyword_argument":
+        hint = difflib.get_close_matches(key, field_names(cls), n=1, cutoff=0.5)
+        return f"unknown key {key!r}; {_did_you_mean(hint)}valid keys: {', '.join(field_names(cls))}"
+    if item["type"] == "missing":
+        return f"{key} is not set; give --{key}"
+    message = item["msg"].removeprefix("Value error, ")
+    allowed = _allowed(cls, item["loc"])
+    flag = f"set --{key}" if item["loc"] else ""
+    value = f"{key} = {item['input']!r}" if item["loc"] else key
+    return ", ".join(part for part in (f"{value}: {message}", allowed, flag) if part)
+
+
+def _allowed(cls: Any, loc: Sequence[Any]) -> str:
+    """The interval a field's annotation allows, as text; empty where it has none."""
+    for name in loc[:-1]:
+        cls = next((f.type for f in dataclasses.fields(cls) if f.name == name), None)
+        if not dataclasses.is_dataclass(cls):
+            return ""
+    field = getattr(cls, "__pydantic_fields__", {}).get(loc[-1]) if loc else None
+    low = high = ""
+    for bound in field.metadata if field else ():
+        if hasattr(bound, "gt") or hasattr(bound, "ge"):
+            low = f"{bound.gt} <" if hasattr(bound, "gt") else f"{bound.ge} <="
+        if hasattr(bound, "lt") or hasattr(bound, "le"):
+            high = f"< {bound.lt}" if hasattr(bound, "lt") else f"<= {bound.le}"
+    return f"allowed: {low} {loc[-1]} {high}".replace("  ", " ").rstrip() if low or high else ""

@@ -1,0 +1,9 @@
+"""The two ways a command fails on purpose. Everything else is a bug and shows its traceback."""
+
+
+class RequestError(Exception):
+    """The request was wrong: the message is one line that names the value and what mends it. Exit code 2."""
+
+
+class WorkError(Exception):
+    """The work failed on good instructions (a damaged file, a diverged run): one line. Exit code 1."""
