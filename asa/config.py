@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 import pydantic
 import yaml
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import ArgumentParser, set_parsing_settings
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from asa.errors import RequestError, WorkError
@@ -30,7 +30,8 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 def config(cls: type[T]) -> type[T]:
     """Class decorator: a frozen keyword-only dataclass, type- and range-checked, unknown keys refused."""
     options = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
-    return pydantic_dataclass(frozen=True, kw_only=True, config=options)(cls)
+    checked: Any = pydantic_dataclass(frozen=True, kw_only=True, config=options)(cls)
+    return checked
 
 
 def to_dict(value: Any) -> dict[str, Any]:
@@ -68,8 +69,7 @@ def parse(cls: type[T], argv: Sequence[str], prog: str) -> T:
     parser.add_argument("--config", action="config", help="YAML file with any of the keys below.")
     parser.add_class_arguments(cls)
     namespace = parser.parse_args(list(argv))
-    values = namespace.as_dict() if isinstance(namespace, Namespace) else vars(namespace)
-    values.pop("config", None)
+    values = {key: value for key, value in namespace.as_dict().items() if key != "config"}
     try:
         return from_dict(cls, values)
     except RequestError as error:

@@ -12,9 +12,7 @@ from asa.errors import RequestError
 def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
     """The fast tokenizer of a local Hugging Face folder. Raises RequestError where there is none."""
     if not (folder / "tokenizer.json").is_file():
-        raise RequestError(
-            f"{folder} has no tokenizer.json; give a Hugging Face folder with a fast tokenizer by {flag}"
-        )
+        raise RequestError(f"{folder} has no tokenizer.json; give a folder with a fast tokenizer by {flag}")
     return AutoTokenizer.from_pretrained(folder)
 
 

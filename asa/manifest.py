@@ -52,9 +52,7 @@ def verify(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     content = _read(folder, kind, flag)
     for name, entry in content["files"].items():
         if file_sha256(folder / name) != entry["sha256"]:
-            raise WorkError(
-                f"{folder / name} is damaged: its sha256 differs from {folder / NAME}; make the folder anew"
-            )
+            raise WorkError(f"{folder / name} is damaged: its sha256 is not the one in {NAME}; make the folder anew")
     return content["facts"]
 
 
@@ -62,9 +60,7 @@ def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     if not folder.is_dir():
         raise RequestError(f"no folder {folder}; give an existing one with {flag}")
     if not (folder / NAME).is_file():
-        raise RequestError(
-            f"{folder} has no {NAME}, so it is no finished {kind} folder; finish or remake it, or set {flag}"
-        )
+        raise RequestError(f"{folder} has no {NAME}, so it is no finished {kind} folder; remake it or set {flag}")
     content = json.loads((folder / NAME).read_text())
     if content["kind"] != kind:
         raise RequestError(f"{folder} holds {content['kind']}, not {kind}; set {flag}")
@@ -73,9 +69,7 @@ def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
         if not path.is_file():
             raise WorkError(f"{folder} lacks {name}, which its {NAME} lists; restore it or make the folder anew")
         if path.stat().st_size != entry["bytes"]:
-            raise WorkError(
-                f"{path} has {path.stat().st_size} bytes, {NAME} says {entry['bytes']}; make the folder anew"
-            )
+            raise WorkError(f"{path} has not the {entry['bytes']} bytes that {NAME} lists; make the folder anew")
     return content
 
 
