@@ -1,0 +1,44 @@
+"""What a micro-batch is. Its totals are of the whole optimizer step: sums over micro-batches and ranks are means."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["mlm", "classification", "regression", "choice", "token"]
+IGNORE = -100  # label of an unlabelled token, as Hugging Face has it
+
+# B rows, C choices, L length, M masked positions of the micro-batch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of one rank.
+
+    inputs: what the Hugging Face model takes (input_ids, attention_mask, token_type_ids), each BL or BCL.
+    labels: M token ids (mlm), B classes (classification, choice), B floats (regression) or BL with -100 (token).
+    positions: M indices into the flattened BL of the masked tokens (mlm only).
+    total_rows: sequences that pass the encoder in this optimizer step, over all micro-batches and ranks.
+    total_labels: labelled units in this optimizer step, over all micro-batches and ranks.
+    """
+
+    kind: Kind
+    inputs: dict[str, Tensor]
+    labels: Tensor
+    total_rows: int
+    total_labels: int
+    positions: Tensor | None = None
+
+    @property
+    def pad_BL(self) -> Tensor:
+        """True at padding, with choices flattened into rows."""
+        return (self.inputs["attention_mask"] == 0).flatten(0, -2)
+
+    def to(self, device: torch.device) -> "Batch":
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        positions = None if self.positions is None else move(self.positions)
+        inputs = {name: move(tensor) for name, tensor in self.inputs.items()}
+        return replace(self, inputs=inputs, labels=move(self.labels), positions=positions)

@@ -1,0 +1,39 @@
+"""Rank helpers that are the identity in a single process, so one code path serves both."""
+
+import numpy as np
+import torch
+import torch.distributed as torch_dist
+from torch import Tensor
+
+
+def active() -> bool:
+    return torch_dist.is_available() and torch_dist.is_initialized()
+
+
+def rank() -> int:
+    return torch_dist.get_rank() if active() else 0
+
+
+def world() -> int:
+    return torch_dist.get_world_size() if active() else 1
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def barrier() -> None:
+    if active():
+        torch_dist.barrier()
+
+
+def sum_(tensor: Tensor) -> Tensor:
+    """In-place sum over ranks; returns its argument."""
+    if active() and world() > 1:
+        torch_dist.all_reduce(tensor)
+    return tensor
+
+
+def seed_all(*parts: int) -> None:
+    """Seed torch from (seed, step, ...), so that a resumed run draws what the uninterrupted one drew."""
+    torch.manual_seed(int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]))

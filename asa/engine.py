@@ -1,0 +1,271 @@
+"""Engines: forward and backward passes accumulate gradients, step() applies them. The only file that imports deepspeed.
+
+Both engines have the same semantics: gradients are summed over backward calls, micro-batches and ranks, since losses
+are already divided by the totals of the whole step.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from asa import dist
+from asa.attention import Perturb, Tap
+from asa.batch import Batch
+from asa.model import Output, TaskModel
+from asa.optim import OptimConfig, build_optimizer, learning_rate
+
+
+class StepStats(NamedTuple):
+    """applied: False when an FP16 overflow skipped the update. grad_norm: before clipping, of model and adversaries."""
+
+    applied: bool
+    grad_norm: Tensor | float
+    lr: float
+
+
+class Engine(Protocol):
+    """What methods and loops may use. Methods never call step."""
+
+    module: TaskModel
+
+    def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        """A pass whose loss may be given to backward."""
+        ...
+
+    def probe(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        """A pass whose loss may be given to ascend only."""
+        ...
+
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Gradients of a probe's loss in `wrt`; parameter gradients stay as they are."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the loss's gradients to what the next step applies."""
+        ...
+
+    def same_dropout(self) -> AbstractContextManager[None]:
+        """Inside, every forward and probe draws the same dropout masks."""
+        ...
+
+    def step(self) -> StepStats:
+        """Apply and clear the accumulated gradients. The loop's alone."""
+        ...
+
+    def full_state(self) -> dict[str, Tensor]:
+        """Every parameter by name, whole and in fp32 on the CPU; all ranks must call it."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's weights and optimizer state below `folder`; all ranks must call it."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Read what save wrote, bit for bit; all ranks must call it."""
+        ...
+
+
+class _Passes:
+    """What both engines share: probing, ascending, repeatable dropout, the count of applied updates."""
+
+    def __init__(self, module: TaskModel, optim: OptimConfig, steps: int, device: torch.device) -> None:
+        self.module = module
+        self.optim = optim
+        self.steps = steps
+        self.device = device
+        self.applied = 0
+        self._dropout_state: tuple[Tensor, Tensor | None] | None = None
+
+    def probe(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        # Not through DeepSpeed's wrapper: torch.autograd.grad fails through it on ZeRO 1 and 2.
+        self._restore_dropout()
+        return self.module(batch, perturb, tap)
+
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss, tuple(wrt))
+
+    @contextmanager
+    def same_dropout(self) -> Iterator[None]:
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        self._dropout_state = (torch.get_rng_state(), cuda)
+        try:
+            yield
+        finally:
+            self._dropout_state = None
+
+    def _restore_dropout(self) -> None:
+        if self._dropout_state is None:
+            return
+        cpu, cuda = self._dropout_state
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, self.device)
+
+    def _next_rate(self) -> float:
+        return learning_rate(self.optim, self.applied, self.steps)
+
+
+class PlainEngine(_Passes):
+    """Plain torch in fp32, the reference for DeepSpeed; several processes add their gradients up."""
+
+    def __init__(self, module: TaskModel, optim: OptimConfig, steps: int, device: torch.device) -> None:
+        super().__init__(module.to(device), optim, steps, device)
+        self.optimizer = build_optimizer(module, optim)
+
+    def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        self._restore_dropout()
+        return self.module(batch, perturb, tap)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> StepStats:
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        for p in parameters:
+            assert p.grad is not None
+            dist.sum_(p.grad)
+        limit = self.optim.clip or float("inf")
+        norm = nn.utils.clip_grad_norm_(parameters, limit)
+        rate = self._next_rate()
+        _set_rate(self.optimizer, rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.applied += 1
+        return StepStats(True, norm, rate)
+
+    def full_state(self) -> dict[str, Tensor]:
+        return {name: p.detach().cpu().clone() for name, p in self.module.named_parameters()}
+
+    def save(self, folder: Path) -> None:
+        if dist.is_main():
+            weights = {name: p.detach() for name, p in self.module.named_parameters()}
+            state = {"weights": weights, "optimizer": self.optimizer.state_dict(), "applied": self.applied}
+            torch.save(state, folder / "engine.pt")
+
+    def load(self, folder: Path) -> None:
+        state = torch.load(folder / "engine.pt", map_location=self.device, weights_only=True)
+        load_parameters(self.module, state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.applied = state["applied"]
+
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class DeepSpeedEngine(_Passes):
+    """DeepSpeed ZeRO 0 to 3 with the accumulation window in our hands.
+
+    DeepSpeed's own window keeps only the last backward before step() on ZeRO 1 and 2; unmanaged accumulation is exact.
+    """
+
+    def __init__(
+        self,
+        module: TaskModel,
+        optim: OptimConfig,
+        steps: int,
+        device: torch.device,
+        zero: int,
+        precision: Precision,
+        micro_batch: int,
+    ) -> None:
+        import deepspeed
+
+        super().__init__(module, optim, steps, device)
+        settings = deepspeed_settings(optim, zero, precision, micro_batch)
+        optimizer = build_optimizer(module, optim)
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
+        self._zero = zero
+
+    def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        self._restore_dropout()
+        return self._engine(batch, perturb, tap)
+
+    def backward(self, loss: Tensor) -> None:
+        # DeepSpeed averages over ranks; our losses are shares of a sum.
+        self._engine.backward(loss * dist.world())
+
+    def step(self) -> StepStats:
+        rate = self._next_rate()
+        _set_rate(self._optimizer, rate)
+        self._engine.step()
+        if self._zero == 0:
+            self._engine.zero_grad()
+        applied = self._engine.was_step_applied()
+        self.applied += int(applied)
+        norm = self._engine.get_global_grad_norm()
+        return StepStats(applied, float("nan") if norm is None else norm, rate)
+
+    def full_state(self) -> dict[str, Tensor]:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        state = {}
+        for name, p in self.module.named_parameters():
+            whole = safe_get_full_fp32_param(p) if self._zero else None
+            state[name] = (p if whole is None else whole).detach().float().cpu().clone()
+        return state
+
+    def save(self, folder: Path) -> None:
+        self._engine.save_checkpoint(
+            str(folder), tag="engine", client_state={"applied": self.applied}, save_latest=False
+        )
+
+    def load(self, folder: Path) -> None:
+        path, client = self._engine.load_checkpoint(str(folder), tag="engine", load_lr_scheduler_states=False)
+        assert path is not None, f"DeepSpeed found no state in {folder}"
+        assert client is not None
+        self.applied = client["applied"]
+
+
+def deepspeed_settings(optim: OptimConfig, zero: int, precision: Precision, micro_batch: int) -> dict[str, Any]:
+    """DeepSpeed's whole configuration; absent keys have defaults that surprise (gradient_clipping 1.0, for one)."""
+    return {
+        "train_batch_size": micro_batch * dist.world(),
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": optim.clip,
+        "prescale_gradients": False,
+        "gradient_predivide_factor": 1.0,
+        "communication_data_type": "fp32",
+        "zero_optimization": {
+            "stage": zero,
+            "contiguous_gradients": True,
+            "reduce_scatter": True,
+            "overlap_comm": False,
+            "reduce_bucket_size": 50_000_000,
+            "allgather_bucket_size": 50_000_000,
+            "allgather_partitions": True,
+            "round_robin_gradients": False,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_gather_16bit_weights_on_model_save": False,
+        },
+        "zero_allow_untested_optimizer": False,
+        "fp16": {
+            "enabled": precision == "fp16",
+            "loss_scale": 0,
+            "initial_scale_power": 16,
+            "loss_scale_window": 1000,
+            "hysteresis": 2,
+            "min_loss_scale": 1,
+        },
+        "bf16": {"enabled": precision == "bf16"},
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+        "dump_state": False,
+    }
+
+
+def load_parameters(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Copy tensors into the parameters of the same names; every parameter must be there."""
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            p.copy_(state[name])
+
+
+def _set_rate(optimizer: Any, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

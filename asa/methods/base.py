@@ -1,0 +1,54 @@
+"""What a training method is: one micro-batch in, accumulated gradients out."""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from asa.batch import Batch
+from asa.engine import Engine
+
+
+class At(NamedTuple):
+    """Where in the optimizer step a method is called. slot: micro-batch in the window; replay: pass over the window."""
+
+    slot: int
+    replay: int
+
+
+class Method(Protocol):
+    """Turns one micro-batch into accumulated gradients through Engine.forward, probe, ascend and backward.
+
+    It never updates weights or clears gradients: the loop does. The returned terms are sums over units divided by the
+    step's totals, detached; added over micro-batches and ranks they are the step's means.
+    """
+
+    replays: int
+    """Optimizer steps per window."""
+    passes: int
+    """Backward passes per micro-batch."""
+
+    def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]: ...
+
+    def after_step(self, engine: Engine) -> None: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
+class Stateless:
+    """The parts of the protocol that a method with one backward pass and no state of its own shares with its peers."""
+
+    replays = 1
+    passes = 1
+
+    def after_step(self, engine: Engine) -> None:
+        """Nothing to keep up to date."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Nothing to restore."""
+        if state:
+            raise ValueError(f"a stateless method was given state: {sorted(state)}")

@@ -1,0 +1,162 @@
+"""Compare our methods with what the released programs computed: `python -m tests.check_golden DIR`.
+
+Prints one line per golden file: name, largest relative error, ok or FAIL. Exit code 1 on any FAIL.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForMultipleChoice,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+
+from asa.adversary import ASAConfig
+from asa.attention import Perturb
+from asa.batch import IGNORE, Batch, Kind
+from asa.engine import PlainEngine, load_parameters
+from asa.losses import divergence, kept_units, task_loss
+from asa.methods import METHODS, At
+from asa.model import TaskModel
+from asa.optim import OptimConfig
+
+TOLERANCE = 1e-5
+Golden = dict[str, Tensor]
+
+
+def read(path: Path) -> tuple[Golden, dict[str, str]]:
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference relative to the largest expected value."""
+    scale = theirs.abs().max().clamp_min(1e-12)
+    return ((ours.double() - theirs.double()).abs().max() / scale).item()
+
+
+def kind_of(meta: dict[str, str]) -> Kind:
+    if meta["kind"] == "seq":
+        return "regression" if int(meta["num_labels"]) == 1 else "classification"
+    return "choice" if meta["kind"] == "choice" else "token"
+
+
+def build(meta: dict[str, str], kind: Kind, asa: ASAConfig) -> TaskModel:
+    classes: dict[Kind, Any] = {
+        "classification": BertForSequenceClassification,
+        "regression": BertForSequenceClassification,
+        "choice": BertForMultipleChoice,
+        "token": BertForTokenClassification,
+    }
+    shape = json.loads(meta["config"]) | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    labels = 1 if kind == "choice" else int(meta["num_labels"])
+    return TaskModel(classes[kind](BertConfig(**shape, num_labels=labels)), kind, asa)
+
+
+def batch_of(golden: Golden, kind: Kind) -> Batch:
+    labels = golden["labels"]
+    inputs = {name: golden[name].long() for name in ("input_ids", "attention_mask", "token_type_ids")}
+    rows = inputs["input_ids"].flatten(0, -2).shape[0]
+    units = int((labels != IGNORE).sum()) if kind == "token" else labels.shape[0]
+    labels = labels if kind == "regression" else labels.long()
+    return Batch(kind=kind, inputs=inputs, labels=labels, total_rows=rows, total_labels=units)
+
+
+def our_name(name: str) -> str:
+    head, found, tail = name.partition("bert.encoder.adversary.")
+    return f"adversary.{tail}" if found and not head else f"model.{name}"
+
+
+def check_asa(golden: Golden, meta: dict[str, str]) -> dict[str, float]:
+    """Keep maps, logits, losses and gradients of one asa_* file; errors by name."""
+    kind = kind_of(meta)
+    config = ASAConfig.released(tau=float(meta["tau"]))
+    module = build(meta, kind, config)
+    weights = {our_name(k.removeprefix("param.")): v for k, v in golden.items() if k.startswith("param.")}
+    load_parameters(module, weights)
+    engine = PlainEngine(module, OptimConfig(), steps=1, device=torch.device("cpu"))
+    batch = batch_of(golden, kind)
+    errors = _forward_errors(engine, batch, golden, config)
+    loss = METHODS["asa"](config).backward(engine, batch, At(0, 0))["loss"]
+    errors["loss"] = error(loss, golden["loss"])
+    errors |= gradient_errors(module, {our_name(k[5:]): v for k, v in golden.items() if k.startswith("grad.")})
+    return errors
+
+
+def gradient_errors(module: TaskModel, theirs: Golden) -> dict[str, float]:
+    """Per parameter, relative to the largest gradient of its layer's weight and bias.
+
+    Some biases (of attention keys: softmax sees no shift) have gradient zero but for rounding: alone they have no scale.
+    """
+    scales: dict[str, Tensor] = {}
+    for name, gradient in theirs.items():
+        layer = name.rpartition(".")[0]
+        scales[layer] = torch.maximum(scales.get(layer, gradient.new_zeros(())), gradient.abs().max())
+    errors = {}
+    for name, p in module.named_parameters():
+        ours = torch.zeros_like(p) if p.grad is None else p.grad
+        errors[f"grad {name}"] = ((ours - theirs[name]).abs().max() / scales[name.rpartition(".")[0]]).item()
+    return errors
+
+
+def _forward_errors(engine: PlainEngine, batch: Batch, golden: Golden, config: ASAConfig) -> dict[str, float]:
+    keeps: dict[int, Tensor] = {}
+    adversary = engine.module.adversary
+    assert adversary is not None
+
+    def attend(layer: int, h_BLD: Tensor, pad_BL: Tensor) -> Tensor:
+        keeps[layer] = adversary[layer](h_BLD, pad_BL)
+        return keeps[layer]
+
+    clean, other = engine.forward(batch), engine.forward(batch, Perturb(attend=attend))
+    plain = task_loss(clean, batch) + torch.stack(list(divergence(clean, other, batch, config).values())).sum()
+    kept = torch.stack([kept_units(k, batch.pad_BL, config.penalty_rows) for k in keeps.values()]).sum()
+    errors = {
+        "logits": error(clean.logits.detach(), golden["logits"]),
+        "adv_logits": error(other.logits.detach(), golden["adv_logits"]),
+        "loss_without_penalty": error(plain.detach(), golden["loss_without_penalty"]),
+        "penalty_keep_sum": error(kept.detach() / batch.total_rows, golden["penalty_keep_sum"]),
+    }
+    for layer, keep in keeps.items():
+        # Masks must agree exactly: one differing unit is an infinite error.
+        same = torch.equal(keep.detach().bool(), golden[f"keep.{layer}"].bool())
+        errors[f"keep.{layer}"] = 0.0 if same else float("inf")
+    return errors
+
+
+CHECKS: dict[str, Callable[[Golden, dict[str, str]], dict[str, float]]] = {"asa": check_asa}
+
+
+def main(folder: Path) -> int:
+    torch.set_num_threads(1)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        print(f"error: no golden file (*.safetensors) in {folder}", file=sys.stderr)
+        return 2
+    failed = False
+    for path in files:
+        check = CHECKS.get(path.name.split("_")[0])
+        if check is None:
+            print(f"{path.stem:16s} -         skipped: no method of this version computes it")
+            continue
+        errors = check(*read(path))
+        worst = max(errors, key=lambda name: errors[name])
+        good = errors[worst] <= TOLERANCE
+        failed |= not good
+        print(f"{path.stem:16s} {errors[worst]:.1e}   {'ok' if good else f'FAIL at {worst}'}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        print("usage: python -m tests.check_golden DIR", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(main(Path(sys.argv[1])))
