@@ -177,6 +177,11 @@ class DeepSpeedEngine(_Passes):
         super().__init__(module, optim, steps, device)
         settings = deepspeed_settings(optim, zero, precision, micro_batch)
         optimizer = build_optimizer(module, optim)
+        self._norm: Tensor | None = None
+        if zero == 0 and precision == "fp32":
+            # The one mode where DeepSpeed clips without telling the norm, so we clip the reduced gradients ourselves.
+            settings["gradient_clipping"] = 0.0
+            optimizer.register_step_pre_hook(self._clip)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
         self._zero = zero
 
@@ -192,12 +197,15 @@ class DeepSpeedEngine(_Passes):
         rate = self._next_rate()
         _set_rate(self._optimizer, rate)
         self._engine.step()
-        if self._zero == 0:
-            self._engine.zero_grad()
         applied = self._engine.was_step_applied()
         self.applied += int(applied)
-        norm = self._engine.get_global_grad_norm()
-        return StepStats(applied, float("nan") if norm is None else norm, rate)
+        norm = self._engine.get_global_grad_norm() if self._norm is None else self._norm
+        assert norm is not None
+        return StepStats(applied, norm, rate)
+
+    def _clip(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        limit = self.optim.clip or float("inf")
+        self._norm = nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], limit)
 
     def full_state(self) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_fp32_param

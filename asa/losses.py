@@ -66,7 +66,7 @@ def penalty(kept: Tensor, batch: Batch, tau: float) -> Tensor:
 
 
 def masked_share(keep_BLL: Tensor, pad_BL: Tensor) -> Tensor:
-    """Share of real pairs (query and key both no padding) that are masked; a scalar without gradient."""
+    """Share of each row's real pairs (query and key both no padding) that are masked, summed over rows; no gradient."""
     with torch.no_grad():
         real_BLL = ~(pad_BL[:, :, None] | pad_BL[:, None, :])
-        return 1 - (keep_BLL * real_BLL).sum() / real_BLL.sum()
+        return (1 - (keep_BLL * real_BLL).sum((1, 2)) / real_BLL.sum((1, 2))).sum()

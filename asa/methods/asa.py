@@ -40,6 +40,5 @@ class ASA(Stateless):
         }
         loss = torch.stack(list(terms.values())).sum()
         engine.backward(loss)
-        rows = batch.pad_BL.shape[0] / batch.total_rows
-        share = torch.stack([masked_share(keep, batch.pad_BL) for keep in maps.values()]) * rows
+        share = torch.stack([masked_share(keep, batch.pad_BL) for keep in maps.values()]) / batch.total_rows
         return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}, "masked_share": share}
