@@ -53,12 +53,12 @@ class Family(NamedTuple):
 FAMILIES = {"bert": Family("encoder.layer", "attention.self", "cls")}
 
 
-def family(model: PreTrainedModel) -> Family:
-    """The model's family. Raises RequestError listing the supported ones."""
-    kind = model.config.model_type
-    if kind not in FAMILIES:
-        raise RequestError(f"encoder family {kind!r} is not supported; use one of: {', '.join(sorted(FAMILIES))}")
-    return FAMILIES[kind]
+def family(model_type: str, flag: str = "--model") -> Family:
+    """The parts of a `config.model_type`. Raises RequestError listing the supported ones and naming `flag`."""
+    if model_type not in FAMILIES:
+        supported = ", ".join(sorted(FAMILIES))
+        raise RequestError(f"encoder family {model_type!r} is not supported; give one of {supported} by {flag}")
+    return FAMILIES[model_type]
 
 
 def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversaries:
@@ -68,7 +68,7 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
     Raises: RequestError for an unsupported family.
     """
     config = config or ASAConfig()
-    where = family(model)
+    where = family(model.config.model_type)
     detach(model)
     blocks = model.base_model.get_submodule(where.layers)
     handles = []

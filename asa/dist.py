@@ -4,6 +4,7 @@ import numpy as np
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 
 def active() -> bool:
@@ -37,3 +38,17 @@ def sum_(tensor: Tensor) -> Tensor:
 def seed_all(*parts: int) -> None:
     """Seed torch from (seed, step, ...), so that a resumed run draws what the uninterrupted one drew."""
     torch.manual_seed(int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]))
+
+
+def init(cuda: bool, launched: bool) -> None:
+    """Join the launcher's process group, or make one of a single process (DeepSpeed wants one in any case)."""
+    backend = "nccl" if cuda else "gloo"
+    if launched:
+        torch_dist.init_process_group(backend)
+    else:
+        torch_dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+
+
+def close() -> None:
+    if active():
+        torch_dist.destroy_process_group()

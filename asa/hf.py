@@ -1,12 +1,26 @@
-"""Hugging Face folders: tokenizers and their hash, loading, exporting."""
+"""Hugging Face folders: tokenizers and their hash, checks, loading."""
 
 import hashlib
 import json
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+import torch
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
 
+from asa.attention import family
 from asa.errors import RequestError
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+
+
+def check_model(folder: Path, flag: str) -> None:
+    """Raises RequestError unless `folder` holds a complete Hugging Face model of a supported family."""
+    if not (folder / "config.json").is_file():
+        raise RequestError(f"{folder} has no config.json; give a Hugging Face model folder by {flag}")
+    if not any((folder / name).is_file() for name in WEIGHTS):
+        raise RequestError(f"{folder} has no weights ({' or '.join(WEIGHTS)}); give a complete folder by {flag}")
+    family(json.loads((folder / "config.json").read_text()).get("model_type", "unknown"), flag)
 
 
 def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
@@ -20,3 +34,32 @@ def vocab_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of the token -> id table and the special tokens: equal hashes mean equal ids for equal text pieces."""
     table = {"vocab": tokenizer.get_vocab(), "special": tokenizer.special_tokens_map}
     return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def load_mlm(folder: Path, seed: int) -> tuple[PreTrainedModel, list[str]]:
+    """The masked-LM model in `folder` and the names of parameters it lacked, which are new and drawn from `seed`.
+
+    A checkpoint without an MLM head gets one tied to its word embeddings.
+    """
+    torch.manual_seed(seed)
+    with _quiet():
+        model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    return model, sorted(info["missing_keys"])
+
+
+def new_mlm(folder: Path) -> PreTrainedModel:
+    """A masked-LM model of the architecture in `folder`, weights arbitrary."""
+    return AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder))
+
+
+class _quiet:
+    """Transformers' load report off: what matters of it is returned by load_mlm."""
+
+    def __enter__(self) -> None:
+        self.level = hf_logging.get_verbosity()
+        hf_logging.set_verbosity_error()
+        hf_logging.disable_progress_bar()
+
+    def __exit__(self, *exception: object) -> None:
+        hf_logging.set_verbosity(self.level)
+        hf_logging.enable_progress_bar()

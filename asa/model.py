@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -14,7 +15,8 @@ from asa.batch import Batch, Kind
 # B rows, C classes, D width, L length, M masked positions, V vocabulary
 
 
-class Output(NamedTuple):
+@dataclass
+class Output:
     """logits: MV (mlm, masked positions only), BC (classification, choice), B1 (regression) or BLC (token).
 
     cls_BD: the final hidden state at [CLS]; mlm only.
@@ -22,6 +24,11 @@ class Output(NamedTuple):
 
     logits: Tensor
     cls_BD: Tensor | None = None
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """log softmax of the logits in fp32, computed once for all losses: over a vocabulary it costs like a layer."""
+        return self.logits.float().log_softmax(-1)
 
 
 class TaskModel(nn.Module):
@@ -47,7 +54,7 @@ class TaskModel(nn.Module):
         """The head runs on masked rows only: the full head costs 1.22 times a BERT-base step."""
         hidden_BLD = self.model.base_model(**batch.inputs, asa=signal).last_hidden_state
         masked_MD = hidden_BLD.flatten(0, 1)[batch.positions]
-        logits_MV = self.model.get_submodule(family(self.model).mlm_head)(masked_MD)
+        logits_MV = self.model.get_submodule(family(self.model.config.model_type).mlm_head)(masked_MD)
         return Output(logits_MV, hidden_BLD[:, 0])
 
     @contextmanager

@@ -1,0 +1,91 @@
+"""The typed configuration of a pre-training run, and the checks that need no model."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from asa import hf, manifest
+from asa.adversary import ASAConfig
+from asa.config import config
+from asa.engine import Precision
+from asa.errors import RequestError
+from asa.optim import OptimConfig
+
+
+@config
+class PretrainConfig:
+    """Continual masked-language-model pre-training of a Hugging Face checkpoint under DeepSpeed ZeRO."""
+
+    data: Path
+    """Shard folder made by data_prep."""
+    model: Path
+    """Hugging Face folder to start from; its tokenizer must be the one of the shards."""
+    out: Path
+    """Run folder: record, TensorBoard, checkpoints. An unfinished run in it is continued."""
+    method: Literal["vanilla", "asa"] = "asa"
+    """Training method: plain MLM (the paper's control) or Adversarial Self-Attention (Eq. 10)."""
+    steps: Annotated[int, Field(ge=1)] = 20_000
+    """Optimizer steps."""
+    global_batch: Annotated[int, Field(ge=1)] = 1024
+    """Rows per optimizer step over all processes; the samples of a step depend on it and the seed alone."""
+    micro_batch: Annotated[int, Field(ge=1)] = 128
+    """Rows per forward pass of one process; global_batch must be a multiple of micro_batch * processes."""
+    mask_share: Annotated[float, Field(gt=0, le=0.5)] = 0.15
+    """Share of a row's real tokens that are predicted."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of sample order, MLM masks, dropout and new parameters."""
+    zero: Literal[0, 1, 2, 3] = 2
+    """DeepSpeed ZeRO stage."""
+    precision: Precision = "fp32"
+    """Arithmetic of model and gradients; the adversary and all losses stay fp32. fp16 needs a GPU."""
+    optim: OptimConfig = OptimConfig()
+    """Optimizer and schedule."""
+    asa: ASAConfig = ASAConfig(tau=0.1)
+    """Adversarial Self-Attention (used by method asa)."""
+    log_every: Annotated[int, Field(ge=1)] = 10
+    """Optimizer steps between log lines; each one waits for the device once."""
+    eval_every: Annotated[int, Field(ge=1)] = 500
+    """Optimizer steps between held-out evaluations; one is made before the first and after the last step."""
+    eval_rows: Annotated[int, Field(ge=1)] = 1024
+    """Held-out rows used at most."""
+    save_every: Annotated[int, Field(ge=1)] = 1000
+    """Optimizer steps between checkpoints; one is made after the last step."""
+    keep: Annotated[int, Field(ge=1)] = 2
+    """Newest checkpoints kept."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "PretrainConfig":
+        if self.global_batch % self.micro_batch:
+            raise ValueError(
+                f"global_batch {self.global_batch} is no multiple of micro_batch {self.micro_batch}; set --micro_batch"
+            )
+        return self
+
+    def slots(self, world: int) -> int:
+        """Micro-batches per optimizer step and process."""
+        return self.global_batch // (self.micro_batch * world)
+
+
+def check(config: PretrainConfig, world: int, cuda: bool) -> None:
+    """Refuse, before any model is built, what cannot run. Raises RequestError or WorkError."""
+    if config.precision == "fp16" and not cuda:
+        raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
+    if config.global_batch % (config.micro_batch * world):
+        raise RequestError(
+            f"global_batch {config.global_batch} is no multiple of micro_batch {config.micro_batch} x {world}"
+            f" processes; set --micro_batch to a divisor of {config.global_batch / world:g}, --global_batch or --nproc"
+        )
+    facts = manifest.read(config.data, "shards", "--data")
+    hf.check_model(config.model, "--model")
+    _check_tokenizer(config, facts)
+
+
+def _check_tokenizer(config: PretrainConfig, facts: dict[str, Any]) -> None:
+    found = hf.vocab_sha256(hf.load_tokenizer(config.model, "--model"))
+    if found != facts["tokenizer_sha256"]:
+        raise RequestError(
+            f"the shards in {config.data} (vocab {facts['tokenizer_sha256'][:12]}) were made with another tokenizer"
+            f" than {config.model} has (vocab {found[:12]}); rebuild them with data_prep build --model {config.model},"
+            f" or set --model or --data"
+        )
