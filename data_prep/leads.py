@@ -1,0 +1,99 @@
+"""Article leads with topics -> documents for pre-training and a labelled task: name the topic of a lead.
+
+The split is a hash of the title, so it never moves; the dev and test articles stay out of all pre-training text.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from asa import manifest
+from asa.errors import RequestError, WorkError
+from data_prep.assets import ASSETS, TEXT_CREDIT
+from data_prep.text import IN_TASK, Document, title_key, write_jsonl
+
+TASK = "wikipedia-topics"
+NO_TOPIC = "Uncategorized"
+SPLITS = ("train", "dev", "test")
+
+
+class Lead(NamedTuple):
+    """The first paragraph of an article and its topic."""
+
+    title: str
+    text: str
+    topic: str
+
+
+def load(path: Path, flag: str = "--leads") -> list[Lead]:
+    """The leads in file order. Raises RequestError for a missing file, WorkError for other content than leads."""
+    if not path.is_file():
+        raise RequestError(f"no leads file {path}; give an existing one with {flag}")
+    try:
+        entries = json.loads(path.read_bytes())
+        leads = [Lead(entry["title"], " ".join(entry["extract"].split()), entry["topic"]) for entry in entries.values()]
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        expected = "a JSON object of {title, extract, description, topic} objects"
+        raise WorkError(f"{path} is not {expected} ({type(error).__name__}: {error}); fetch it again") from None
+    if not leads:
+        raise WorkError(f"{path} holds no leads; fetch it again")
+    return leads
+
+
+def share_of(salt: str, title: str) -> float:
+    """A fixed pseudo-random number in [0, 1) for a title, independent for each salt."""
+    digest = hashlib.sha256(f"{salt}:{title_key(title)}".encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def split_of(lead: Lead) -> str | None:
+    """train, dev or test (about 80, 10, 10 %); None for a lead without a topic, which is no part of the task."""
+    if lead.topic == NO_TOPIC:
+        return None
+    share = share_of("split", lead.title)
+    return "train" if share < 0.8 else "dev" if share < 0.9 else "test"
+
+
+def kept_out(leads: list[Lead]) -> frozenset[str]:
+    """The title_key of every dev and test article."""
+    return frozenset(title_key(lead.title) for lead in leads if split_of(lead) in ("dev", "test"))
+
+
+def documents(leads: list[Lead], dropped: Counter[str]) -> Iterator[Document]:
+    """The leads outside dev and test as documents."""
+    every = (Document(f"lead:{lead.title}", lead.title, lead.text) for lead in leads)
+    return without(kept_out(leads), every, dropped)
+
+
+def without(banned: frozenset[str], documents: Iterable[Document], dropped: Counter[str]) -> Iterator[Document]:
+    """The documents whose title_key is not banned; the others are counted."""
+    for document in documents:
+        if title_key(document.title) in banned:
+            dropped[IN_TASK] += 1
+        else:
+            yield document
+
+
+def write_task(leads: list[Lead], source: dict[str, str], folder: Path) -> dict[str, int]:
+    """Write SPLIT.jsonl (id, text, label), task.json and, last, the manifest. Returns the rows of each split."""
+    folder.mkdir()
+    labels = sorted({lead.topic for lead in leads} - {NO_TOPIC})
+    counts = {}
+    for split in SPLITS:
+        members = [lead for lead in leads if split_of(lead) == split]
+        rows = ({"id": m.title, "text": m.text, "label": labels.index(m.topic)} for m in members)
+        counts[split] = write_jsonl(rows, folder / f"{split}.jsonl")
+    task = {
+        "name": TASK,
+        "kind": "classification",
+        "labels": labels,
+        "counts": counts,
+        "licence": ASSETS["leads"].licence,
+        "attribution": TEXT_CREDIT,
+    }
+    (folder / "task.json").write_text(json.dumps(task, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    manifest.write(folder, "task", {**task, "source": source})
+    return counts

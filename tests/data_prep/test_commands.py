@@ -1,0 +1,216 @@
+"""The commands end to end: exit codes, one-line errors, atomic output, equal bytes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from asa.config import load_yaml, main
+from data_prep import __main__ as commands
+from data_prep.config import BuildConfig
+from data_prep.leads import load, split_of
+
+Argv = Callable[..., list[str]]
+COMMANDS = {"build": commands.build, "text": commands.text, "sample": commands.sample, "verify": commands.verify}
+
+
+def run(*argv: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(COMMANDS, "data_prep", [str(part) for part in argv])
+    return int(stop.value.code or 0)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_same_input_same_bytes_for_any_number_of_workers(build_argv: Argv, tmp_path: Path) -> None:
+    assert run("build", *build_argv("one")) == 0
+    assert run("build", *build_argv("two", workers=2)) == 0
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert set(content(tmp_path / "one")) == {
+        *(f"shards/{name}" for name in ("manifest.json", "train-00000.arrow", "heldout-00000.arrow")),
+        *(f"task/{name}" for name in ("manifest.json", "task.json", "train.jsonl", "dev.jsonl", "test.jsonl")),
+    }
+
+
+def test_manifest_and_no_leak_of_dev_and_test(build_argv: Argv, leads: Path, tmp_path: Path, model: Path) -> None:
+    assert run("build", *build_argv()) == 0
+    facts = json.loads((tmp_path / "out/shards/manifest.json").read_text())["facts"]
+    banned = [lead for lead in load(leads) if split_of(lead) in ("dev", "test")]
+    in_dump = [lead for lead in banned if int(lead.title.split()[1]) < 40]
+    assert in_dump
+    dropped = facts["documents"]["dropped"]
+    assert dropped["in the task's dev or test split"] == len(banned) + len(in_dump)
+    assert facts["documents"]["kept"] == 40 + 90 - len(banned) - len(in_dump)
+    assert facts["length"] == 32
+    assert [source["name"] for source in facts["sources"]] == ["wiki.xml.bz2", "leads.json"]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    stored = ""
+    for split in ("train", "heldout"):
+        rows = Dataset.from_file(str(tmp_path / f"out/shards/{split}-00000.arrow"))
+        assert len(rows) == facts["rows"][split] > 0
+        stored += " ".join(tokenizer.decode(row) for row in rows["input_ids"]).replace("[SEP] [CLS] ", "")
+    kept = [lead for lead in load(leads) if split_of(lead) == "train"]
+    openings = {lead.text[:60] for lead in kept}
+    leaks = [lead.title for lead in banned if lead.text[:60] not in openings and lead.text in stored]
+    assert not leaks
+
+
+def test_up_to_date_then_refused_then_replaced(
+    build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("build", *build_argv()) == 0
+    before = content(tmp_path / "out")
+    assert run("build", *build_argv(workers=2)) == 0
+    assert "up to date" in capsys.readouterr().out
+    assert run("build", *build_argv(length=16)) == 2
+    assert "--overwrite true" in one_line(capsys)
+    assert content(tmp_path / "out") == before
+    assert run("build", *build_argv(length=16, overwrite="true")) == 0
+    assert content(tmp_path / "out") != before
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_missing_part_is_no_up_to_date_build(build_argv: Argv, tmp_path: Path) -> None:
+    assert run("build", *build_argv()) == 0
+    before = content(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "task")
+    assert run("build", *build_argv()) == 2
+    assert run("build", *build_argv(overwrite="true")) == 0
+    assert content(tmp_path / "out") == before
+
+
+def test_a_foreign_folder_is_never_replaced(build_argv: Argv, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    assert run("build", *build_argv(overwrite="true")) == 2
+    assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_damaged_dump_leaves_nothing(
+    build_argv: Argv, dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump.write_bytes(dump.read_bytes()[:-30])
+    assert run("build", *build_argv()) == 1
+    assert "truncated" in one_line(capsys)
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"dumps": "none.xml"}, "--dumps"),
+        ({"dumps": "pyproject.toml"}, "must end in"),
+        ({"documents": "nowhere"}, "--documents"),
+        ({"leads": "none.json"}, "--leads"),
+        ({"model": "nowhere"}, "--model"),
+        ({"length": 4}, "8 <= length"),
+        ({"length": 513}, "--length"),
+        ({"heldout": 1.0}, "heldout < 1"),
+        ({"workers": 0}, "--workers"),
+        ({"lenght": 128}, "did you mean 'length'"),
+        ({"dumps": "[]", "leads": "null"}, "nothing to build"),
+    ],
+)
+def test_wrong_requests(
+    build_argv: Argv, flags: dict[str, object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("build", *build_argv(**flags)) == 2
+    assert said in one_line(capsys)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_text_in_shards_then_build_from_documents(dump: Path, model: Path, tmp_path: Path) -> None:
+    for part in (0, 1):
+        assert run("text", dump, "--out", tmp_path / f"part{part}", "--shard", f"{part}/2") == 0
+    assert run("text", dump, "--out", tmp_path / "whole") == 0
+    ids = [
+        {json.loads(line)["id"] for line in (tmp_path / name / "documents.jsonl").read_text().splitlines()}
+        for name in ("part0", "part1", "whole")
+    ]
+    assert ids[0] | ids[1] == ids[2]
+    assert not ids[0] & ids[1]
+    folders = json.dumps([str(tmp_path / "part0"), str(tmp_path / "part1")])
+    assert run("build", "--documents", folders, "--model", model, "--out", tmp_path / "out") == 0
+    assert not (tmp_path / "out" / "task").exists()
+    assert run("verify", tmp_path / "part0") == 0
+
+
+@pytest.mark.parametrize("argv", [["text"], ["text", "--out", "x"], ["verify"], ["verify", "a", "b"], ["nope"], []])
+def test_wrong_usage(argv: list[str]) -> None:
+    assert run(*argv) == 2
+
+
+def test_text_part_out_of_range(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("text", dump, "--out", tmp_path / "out", "--shard", "2/2") == 2
+    assert "--shard" in one_line(capsys)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_and_print_config(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    assert run(command, "--print_config") == 0
+    assert capsys.readouterr().out
+
+
+def test_verify_finds_damage(build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("build", *build_argv()) == 0
+    assert run("verify", tmp_path / "out") == 0
+    assert capsys.readouterr().out.count("ok: ") == 2
+    shards, arrow = tmp_path / "out/shards", "train-00000.arrow"
+    good = (shards / arrow).read_bytes()
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 1
+    for damage in (bytes(flipped), good[:-8], None):
+        (shards / arrow).unlink()
+        if damage is not None:
+            (shards / arrow).write_bytes(damage)
+        assert run("verify", shards) == 1
+        assert arrow in one_line(capsys)
+        (shards / arrow).write_bytes(good)
+    (shards / "manifest.json").unlink()
+    assert run("verify", shards) == 2
+    assert "manifest.json" in one_line(capsys)
+    assert run("verify", tmp_path / "none") == 2
+
+
+def test_verify_compares_rows_with_the_manifest(
+    build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("build", *build_argv()) == 0
+    path = tmp_path / "out/shards/manifest.json"
+    whole = json.loads(path.read_text())
+    for key, value in (("rows", {"train": 1, "heldout": 1}), ("length", 16), ("vocab_size", 5)):
+        path.write_text(json.dumps({**whole, "facts": {**whole["facts"], key: value}}))
+        assert run("verify", tmp_path / "out") == 1
+        assert ".arrow has" in one_line(capsys)
+    path.write_text("not json")
+    assert run("verify", tmp_path / "out") == 1
+
+
+def test_the_real_command_line(build_argv: Argv, tmp_path: Path) -> None:
+    """As a process, spawned workers included."""
+    command = [sys.executable, "-m", "data_prep"]
+    built = subprocess.run([*command, "build", *build_argv(workers=2)], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert "documents kept" in built.stdout
+    shutil.rmtree(tmp_path / "out" / "task")
+    assert subprocess.run([*command, "verify", tmp_path / "out"]).returncode == 0
+
+
+def test_the_quickstart_config_is_valid() -> None:
+    config = load_yaml(BuildConfig, Path("configs/data/quickstart.yaml"))
+    assert config.length == 128

@@ -1,0 +1,61 @@
+"""The labelled task and its separation from pre-training text."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from asa.errors import RequestError, WorkError
+from data_prep import leads as module
+from data_prep.leads import Lead, split_of
+
+
+def test_the_split_never_moves() -> None:
+    leads = [Lead(f"Title {n}", "", "Arts") for n in range(10)]
+    expected = ["test", *["train"] * 9]
+    assert [split_of(lead) for lead in leads] == expected
+    assert split_of(Lead("x", "", "Uncategorized")) is None
+
+
+def test_shares_of_the_split() -> None:
+    counts = Counter(split_of(Lead(f"Title {n}", "", "Arts")) for n in range(5_000))
+    assert abs(counts["train"] / 5_000 - 0.8) < 0.03
+    assert abs(counts["dev"] / 5_000 - 0.1) < 0.02
+
+
+def test_task_files(leads: Path, tmp_path: Path) -> None:
+    loaded = module.load(leads)
+    counts = module.write_task(loaded, {"name": "leads.json", "sha256": "0"}, tmp_path / "task")
+    task = json.loads((tmp_path / "task" / "task.json").read_text())
+    assert task["labels"] == ["Arts", "Rivers"]
+    assert task["counts"] == counts
+    assert sum(counts.values()) == 80
+    rows = [json.loads(line) for line in (tmp_path / "task" / "train.jsonl").read_text().splitlines()]
+    assert len(rows) == counts["train"]
+    topics = {lead.title: lead.topic for lead in loaded}
+    assert all(task["labels"][row["label"]] == topics[row["id"]] for row in rows)
+    assert all(row["text"].startswith("lead ") for row in rows)
+
+
+def test_documents_leave_dev_and_test_out(leads: Path) -> None:
+    loaded, dropped = module.load(leads), Counter()
+    titles = {document.title for document in module.documents(loaded, dropped)}
+    banned = {lead.title for lead in loaded if split_of(lead) in ("dev", "test")}
+    assert banned
+    assert not titles & banned
+    assert len(titles) + sum(dropped.values()) == 90
+    assert {f"Loose {n}" for n in range(10)} <= titles
+
+
+def test_missing_leads(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="--leads"):
+        module.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"a": {"title": "a"}}', '{"a": 3}', '{"a": {"title": "a"'])
+def test_damaged_leads(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "leads.json"
+    path.write_text(content)
+    with pytest.raises(WorkError, match=r"leads\.json"):
+        module.load(path)
