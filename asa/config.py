@@ -48,11 +48,8 @@ def from_dict(cls: type[T], values: dict[str, Any]) -> T:
 
 
 def save_yaml(value: Any, path: Path) -> None:
+    """Write a config such that `--config path` gives it back."""
     path.write_text(yaml.safe_dump(to_dict(value), sort_keys=False))
-
-
-def load_yaml(cls: type[T], path: Path) -> T:
-    return from_dict(cls, yaml.safe_load(path.read_text()))
 
 
 def sha256_of(value: Any) -> str:

@@ -61,9 +61,13 @@ def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
         raise RequestError(f"no folder {folder}; give an existing one with {flag}")
     if not (folder / NAME).is_file():
         raise RequestError(f"{folder} has no {NAME}, so it is no finished {kind} folder; remake it or set {flag}")
-    content = json.loads((folder / NAME).read_text())
-    if content["kind"] != kind:
-        raise RequestError(f"{folder} holds {content['kind']}, not {kind}; set {flag}")
+    try:
+        content = json.loads((folder / NAME).read_text())
+        found = content["kind"]
+    except (ValueError, KeyError, TypeError):
+        raise WorkError(f"{folder / NAME} is damaged: it is no manifest; make the folder anew") from None
+    if found != kind:
+        raise RequestError(f"{folder} holds {found}, not {kind}; set {flag}")
     for name, entry in content["files"].items():
         path = folder / name
         if not path.is_file():

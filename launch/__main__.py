@@ -50,16 +50,8 @@ def cores() -> int:
 
 def deepspeed_command(nproc: int, module: list[str]) -> list[str]:
     launcher = str(Path(sys.executable).with_name("deepspeed"))
-    return [
-        launcher,
-        "--num_accelerators",
-        str(nproc),
-        "--no_local_rank",
-        "--log_level",
-        "warning",
-        "--module",
-        *module,
-    ]
+    options = ["--num_accelerators", str(nproc), "--no_local_rank", "--log_level", "error"]
+    return [launcher, *options, "--module", *module]
 
 
 def environment(nproc: int) -> dict[str, str]:

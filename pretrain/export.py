@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 
 from asa import checkpoint, hf, manifest
 from asa.batch import Batch
@@ -59,18 +59,20 @@ def export(request: ExportConfig) -> float:
 def parity(trained: TaskModel, folder: Path) -> float:
     """Largest logit difference on a padded batch between the trained module and `folder` as Hugging Face loads it."""
     reloaded: PreTrainedModel = AutoModelForMaskedLM.from_pretrained(folder).eval()
-    batch = _probe_batch(trained.model.config.vocab_size)
+    batch = _probe_batch(trained.model.config)
     with torch.no_grad():
         ours_MV = trained(batch).logits
         theirs_BLV: Tensor = reloaded(**batch.inputs).logits
     return (theirs_BLV.flatten(0, 1)[batch.positions] - ours_MV).abs().max().item()
 
 
-def _probe_batch(vocab: int) -> Batch:
+def _probe_batch(settings: PretrainedConfig) -> Batch:
+    """Four rows of random ids, three of them padded."""
+    length = min(32, settings.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
-    ids_BL = torch.randint(0, vocab, (4, 32), generator=generator)
+    ids_BL = torch.randint(0, settings.vocab_size, (4, length), generator=generator)
     mask_BL = torch.ones_like(ids_BL)
-    mask_BL[1:, 20:] = 0
+    mask_BL[1:, length // 2 :] = 0
     positions = mask_BL.flatten().nonzero().squeeze(-1)
     inputs = {"input_ids": ids_BL, "attention_mask": mask_BL}
     units = len(positions)

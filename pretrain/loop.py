@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from asa import checkpoint, dist, hf, manifest
-from asa.config import to_dict
+from asa.config import save_yaml, to_dict
 from asa.engine import DeepSpeedEngine, Engine
 from asa.errors import RequestError, WorkError
 from asa.losses import task_loss
@@ -48,6 +48,8 @@ def train(config: PretrainConfig, device: torch.device) -> None:
         return
     resumed = run.first or None
     record = Record(config.out, _facts(run), active=dist.is_main(), resume=resumed)
+    if dist.is_main():
+        save_yaml(config, config.out / "config.yaml")
     started, tokens = time.perf_counter(), 0
     with _progress(run) as bar:
         if not resumed:

@@ -1,0 +1,58 @@
+# Every target prints the commands it runs. PYTHON is the interpreter .venv is made from (3.11 or newer).
+PYTHON ?= python3
+MODEL ?= bert-tiny
+SIZE ?= full
+PY := .venv/bin/python
+
+DATA := data/quickstart-$(MODEL)
+RUNS := runs/quickstart-$(MODEL)
+ifeq ($(SIZE),smoke)
+RUNS := runs/quickstart-$(MODEL)-smoke
+PRETRAIN_ARGS := --steps 6 --global_batch 16 --micro_batch 8 --log_every 2 --eval_every 3 --eval_rows 64 --save_every 3
+FINETUNE_ARGS := --max_steps 4 --seeds [0,1]
+else ifeq ($(MODEL),minilm)
+# Six layers, 384 wide: about twenty times BERT-tiny's work per token.
+PRETRAIN_ARGS := --steps 120 --global_batch 32 --micro_batch 16 --optim.lr 3e-4 --eval_every 40 --eval_rows 128
+FINETUNE_ARGS := --max_steps 60 --optim.lr 5e-5
+endif
+
+.PHONY: setup quickstart test test-slow test-gpu reliability lint check clean
+setup: .venv/.done
+
+.venv/.done: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; set PYTHON="'
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install -q -c constraints.txt torch
+	$(PY) -m pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+quickstart: setup
+	$(PY) -m data_prep sample --out assets --assets enwiki,leads,$(MODEL)
+	$(PY) -m data_prep build --config configs/data/quickstart.yaml --model assets/$(MODEL) --out $(DATA) $(DATA_ARGS)
+	$(PY) -m launch pretrain --config configs/pretrain/quickstart.yaml --data $(DATA)/shards --model assets/$(MODEL) \
+	  --method vanilla --out $(RUNS)/pretrain/mlm $(PRETRAIN_ARGS)
+	$(PY) -m launch pretrain --config configs/pretrain/quickstart.yaml --data $(DATA)/shards --model assets/$(MODEL) \
+	  --method asa --out $(RUNS)/pretrain/asa $(PRETRAIN_ARGS)
+	$(PY) -m pretrain export --checkpoint $(RUNS)/pretrain/mlm --out $(RUNS)/export/mlm --overwrite true
+	$(PY) -m pretrain export --checkpoint $(RUNS)/pretrain/asa --out $(RUNS)/export/asa --overwrite true
+	$(PY) -m launch finetune --config configs/finetune/quickstart.yaml --task $(DATA)/task \
+	  --models.base assets/$(MODEL) --models.mlm $(RUNS)/export/mlm --models.asa $(RUNS)/export/asa \
+	  --out $(RUNS)/finetune $(FINETUNE_ARGS)
+	$(PY) -m finetune report $(RUNS) --out $(RUNS)/report
+
+test: setup
+	$(PY) -m pytest
+
+test-slow: setup
+	$(PY) -m pytest -m slow
+
+test-gpu: setup
+	$(PY) -m pytest -m gpu -rs
+
+reliability: setup
+	$(PY) -m pytest -m reliability
+
+lint: setup
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright

@@ -1,0 +1,57 @@
+"""Every method gives the same update on every engine, process count and accumulation: equal to 1e-6 in fp32."""
+
+import os
+import socket
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from asa.methods import METHODS
+from tests.contract.worker import ACCUMULATIONS, ENGINES, STEPS
+
+TOLERANCE = 1e-6
+CASES = list(product(ENGINES, METHODS, (1, 2), ACCUMULATIONS))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases, computed by one process and by two."""
+    out = tmp_path_factory.mktemp("contract")
+    for world in (1, 2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
+        command += ["--master-port", str(port), "-m", "tests.contract.worker", str(out)]
+        settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+def load(results: Path, engine: str, method: str, world: int, slots: int) -> dict[str, Tensor]:
+    return load_file(results / f"{engine}-{method}-{world}-{slots}.safetensors")
+
+
+@pytest.mark.parametrize(("engine", "method", "world", "slots"), CASES)
+def test_update_equals_the_plain_reference(results: Path, engine: str, method: str, world: int, slots: int) -> None:
+    expected = load(results, "plain", method, 1, 1)
+    found = load(results, engine, method, world, slots)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = max(1.0, value.abs().max().item())
+        assert (found[name] - value).abs().max().item() <= TOLERANCE * scale, name
+
+
+def test_the_updates_compared_are_not_nothing(results: Path) -> None:
+    """The weights moved, the clip was active, and the two methods moved them differently."""
+    vanilla, asa = (load(results, "plain", method, 1, 1) for method in ("vanilla", "asa"))
+    assert all(vanilla[f"norm.{step}"] > 1 for step in range(STEPS))
+    name = "weight.model.bert.encoder.layer.0.attention.self.query.weight"
+    assert (vanilla[name] - asa[name]).abs().max() > 1e-4
+    assert asa["term.0.masked_share"].min() > 0

@@ -1,0 +1,76 @@
+"""Batches are a function of (seed, step): the same for any number of processes and micro-batches."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from asa.batch import Batch
+from pretrain.data import Batches, Order, Rows
+
+
+def batches(shards: Path, rank: int = 0, world: int = 1, seed: int = 5) -> Batches:
+    return Batches(shards, seed, global_batch=8, share=0.15, rank=rank, world=world)
+
+
+def whole_step(shards: Path, step: int, slots: int, world: int, seed: int = 5) -> list[Batch]:
+    """All micro-batches of a step in the order of their rows."""
+    by_rank = [batches(shards, rank, world, seed).step(step, slots) for rank in range(world)]
+    return [by_rank[rank][slot] for slot in range(slots) for rank in range(world)]
+
+
+@pytest.mark.parametrize(("slots", "world"), [(2, 1), (1, 2), (2, 2), (4, 2)])
+def test_samples_and_masks_do_not_depend_on_how_a_step_is_cut(shards: Path, slots: int, world: int) -> None:
+    (expected,) = whole_step(shards, 3, 1, 1)
+    parts = whole_step(shards, 3, slots, world)
+    for name in ("input_ids", "attention_mask"):
+        assert torch.equal(torch.cat([part.inputs[name] for part in parts]), expected.inputs[name])
+    assert torch.equal(torch.cat([part.labels for part in parts]), expected.labels)
+    assert {(part.total_rows, part.total_labels) for part in parts} == {(8, len(expected.labels))}
+
+
+def test_steps_and_seeds_give_other_batches_and_the_same_ones_again(shards: Path) -> None:
+    def ids(step: int, seed: int) -> torch.Tensor:
+        return whole_step(shards, step, 1, 1, seed)[0].inputs["input_ids"]
+
+    assert torch.equal(ids(0, 5), ids(0, 5))
+    assert not torch.equal(ids(0, 5), ids(1, 5))
+    assert not torch.equal(ids(0, 5), ids(0, 6))
+
+
+def test_every_row_is_read_once_an_epoch_across_steps_that_straddle_epochs() -> None:
+    order = Order(rows=7, seed=0, global_batch=4)
+    seen = np.concatenate([order(step) for step in range(7)])
+    for epoch in range(4):
+        assert Counter(seen[7 * epoch : 7 * epoch + 7].tolist()) == Counter(range(7))
+    assert not np.array_equal(seen[:7], seen[7:14])
+
+
+def test_a_batch_larger_than_the_data_reads_it_several_times() -> None:
+    assert Counter(Order(rows=3, seed=0, global_batch=7)(0).tolist()).most_common()[-1][1] == 2
+
+
+def test_labels_are_the_original_tokens_at_their_positions(shards: Path) -> None:
+    reader = batches(shards)
+    (batch,) = reader.step(2, 1)
+    original = torch.from_numpy(reader.train[reader.order(2)])
+    assert batch.positions is not None
+    assert torch.equal(original.flatten()[batch.positions], batch.labels)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_heldout_rows_are_the_same_for_any_number_of_processes(shards: Path, world: int) -> None:
+    per_rank = [batches(shards, rank, world).heldout_batches(limit=9, size=4) for rank in range(world)]
+    assert len({len(mine) for mine in per_rank}) == 1, "a rank with fewer forwards would hang ZeRO-3"
+    labels = sorted(label for mine in per_rank for batch in mine for label in batch.labels.tolist())
+    (expected,) = batches(shards).heldout_batches(limit=9, size=9)
+    assert labels == sorted(expected.labels.tolist())
+
+
+def test_rows_are_read_across_arrow_chunks_without_copying_the_file(shards: Path) -> None:
+    rows = Rows(shards, "train")
+    assert not any(part.flags.owndata for part in rows.parts)
+    last = len(rows) - 1
+    assert (rows[np.array([last, 0])] == np.stack([rows[np.array([last])][0], rows[np.array([0])][0]])).all()

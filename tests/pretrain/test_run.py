@@ -1,0 +1,181 @@
+"""Training runs: resumed equals uninterrupted, exported equals trained, bad input is refused in one line."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, BertConfig, BertModel
+
+from asa import checkpoint, dist, manifest, record
+from asa.errors import RequestError, WorkError
+from pretrain import export as export_module
+from pretrain.config import PretrainConfig, check
+from pretrain.export import ExportConfig, export
+from pretrain.loop import train
+from tests.pretrain.conftest import make_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_process() -> Iterator[None]:
+    """One group for the module: DeepSpeed keeps the first it sees."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        patch.setenv("LOCAL_RANK", "0")
+        dist.init(cuda=False, launched=False)
+        yield
+        dist.close()
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    return [(event["step"], event["loss"]) for event in record.read(run / record.NAME) if event["event"] == "train"]
+
+
+@pytest.mark.parametrize(("method", "zero"), [("asa", 2), ("vanilla", 0), ("asa", 3)])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    request_: PretrainConfig, tmp_path: Path, method: str, zero: int
+) -> None:
+    whole = replace(request_, method=method, zero=zero)
+    train(whole, CPU)
+    broken = replace(whole, out=tmp_path / "broken")
+    shutil.copytree(whole.out, broken.out)
+    shutil.rmtree(broken.out / "checkpoints" / "step-6")
+    train(broken, CPU)
+    expected, found = (
+        load_file(out / "checkpoints" / "step-6" / "model.safetensors") for out in (whole.out, broken.out)
+    )
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert losses(broken.out) == losses(whole.out)
+    assert [step for step, _ in losses(whole.out)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_record_has_every_term_of_equation_10_and_heldout_scores(request_: PretrainConfig) -> None:
+    train(request_, CPU)
+    events = record.read(request_.out / record.NAME)
+    step = next(event for event in events if event["event"] == "train")
+    total = step["task"] + step["asa_token"] + step["asa_sentence"] + step["penalty"]
+    assert step["loss"] == pytest.approx(total, rel=1e-6)
+    assert len(step["masked_share"]) == 2
+    assert [event["step"] for event in events if event["event"] == "eval"] == [0, 3, 6]
+    assert record.finished(request_.out / record.NAME)
+    assert sorted(path.name for path in checkpoint.complete(request_.out / "checkpoints")) == ["step-4", "step-6"]
+
+
+def test_the_export_loads_in_transformers_and_keeps_the_adversary_beside_the_model(
+    request_: PretrainConfig, tmp_path: Path
+) -> None:
+    train(request_, CPU)
+    out = tmp_path / "export"
+    assert export(ExportConfig(checkpoint=request_.out, out=out)) <= export_module.PARITY
+    state = load_file(request_.out / "checkpoints" / "step-6" / "model.safetensors")
+    model, info = AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    for name, p in model.named_parameters():
+        assert torch.equal(p, state[f"model.{name}"])
+    assert {name.split(".")[0] for name in load_file(out / "adversary.safetensors")} == {"0", "1"}
+
+
+def test_an_export_whose_logits_differ_is_not_published(
+    request_: PretrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(replace(request_, steps=1), CPU)
+    monkeypatch.setattr(export_module, "parity", lambda *_: 0.5)
+    with pytest.raises(WorkError, match="differ"):
+        export(ExportConfig(checkpoint=request_.out, out=tmp_path / "export"))
+    assert not list(tmp_path.glob("export*"))
+
+
+def test_a_changed_setting_is_named_instead_of_continuing_with_it(request_: PretrainConfig) -> None:
+    train(replace(request_, steps=2), CPU)
+    with pytest.raises(RequestError, match="another steps, seed"):
+        train(replace(request_, seed=9), CPU)
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(request_: PretrainConfig, tmp_path: Path) -> None:
+    train(replace(request_, steps=2), CPU)
+    folder = request_.out / "checkpoints" / "step-2"
+    (folder / "model.safetensors").unlink()
+    for attempt in (
+        lambda: train(replace(request_, steps=2), CPU),
+        lambda: export(ExportConfig(checkpoint=request_.out, out=tmp_path / "export")),
+    ):
+        with pytest.raises(WorkError, match=r"lacks model\.safetensors"):
+            attempt()
+    assert not list(tmp_path.glob("export*"))
+
+
+def test_a_flipped_byte_in_a_shard_stops_the_run_before_training(
+    request_: PretrainConfig, shards: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    content = bytearray((copy / "train-00000.arrow").read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / "train-00000.arrow").write_bytes(content)
+    with pytest.raises(WorkError, match=r"train-00000\.arrow is damaged"):
+        train(replace(request_, data=copy), CPU)
+    assert not request_.out.exists()
+
+
+def refused(config: PretrainConfig, world: int = 1) -> str:
+    with pytest.raises((RequestError, WorkError)) as caught:
+        check(config, world, cuda=False)
+    assert "\n" not in str(caught.value)
+    assert not config.out.exists()
+    return str(caught.value)
+
+
+def test_shards_without_manifest(request_: PretrainConfig, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert manifest.NAME in refused(replace(request_, data=tmp_path / "empty"))
+
+
+def test_shards_made_with_another_tokenizer(request_: PretrainConfig, tmp_path: Path) -> None:
+    other = make_model(tmp_path / "other", extra_words=3)
+    assert "another tokenizer" in refused(replace(request_, model=other))
+
+
+def test_fp16_on_cpu(request_: PretrainConfig) -> None:
+    assert "--precision" in refused(replace(request_, precision="fp16"))
+
+
+def test_a_batch_that_the_processes_cannot_share(request_: PretrainConfig) -> None:
+    assert "--micro_batch" in refused(request_, world=3)
+
+
+def test_a_missing_model_and_one_without_weights(request_: PretrainConfig, model: Path, tmp_path: Path) -> None:
+    assert "--model" in refused(replace(request_, model=tmp_path / "nowhere"))
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare)
+    (bare / "model.safetensors").unlink()
+    assert "no weights" in refused(replace(request_, model=bare))
+
+
+def test_an_unsupported_family_lists_the_supported_ones(request_: PretrainConfig, model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "gpt"
+    shutil.copytree(model, other)
+    settings = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(settings | {"model_type": "gpt2"}))
+    message = refused(replace(request_, model=other))
+    assert "gpt2" in message
+    assert "bert" in message.replace("gpt2", "")
+
+
+def test_a_checkpoint_without_mlm_head_gets_the_same_new_one_for_the_same_seed(
+    request_: PretrainConfig, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    headless = tmp_path / "headless"
+    shutil.copytree(model, headless)
+    BertModel(BertConfig.from_pretrained(model)).save_pretrained(headless)
+    for name in ("first", "second"):
+        train(replace(request_, model=headless, steps=1, out=tmp_path / name), CPU)
+    assert "drawn from seed 0" in capsys.readouterr().out
+    first, second = (losses(tmp_path / name) for name in ("first", "second"))
+    assert first == second
