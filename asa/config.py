@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, NoReturn, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import pydantic
 import yaml
@@ -57,20 +57,53 @@ def sha256_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(to_dict(value), sort_keys=True).encode()).hexdigest()
 
 
-def parse(cls: type[T], argv: Sequence[str], prog: str) -> T:
+def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "") -> T:
     """Read `--config FILE` and dotted overrides into `cls`; --help and --print_config come with it.
 
+    Args: positional names the field that the arguments before the first flag stand for.
     Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range.
     """
+    arguments = _bracketed(cls, _named(cls, list(argv), positional))
     parser = _Parser(prog=prog, description=cls.__doc__, known=field_names(cls))
     parser.add_argument("--config", action="config", help="YAML file with any of the keys below.")
     parser.add_class_arguments(cls)
-    namespace = parser.parse_args(list(argv))
+    namespace = parser.parse_args(arguments)
     values = {key: value for key, value in namespace.as_dict().items() if key != "config"}
     try:
         return from_dict(cls, values)
     except RequestError as error:
         parser.error(str(error))
+
+
+def _named(cls: Any, argv: list[str], positional: str) -> list[str]:
+    """The arguments before the first flag, as the flag of the field they stand for."""
+    count = next((index for index, part in enumerate(argv) if part.startswith("-")), len(argv))
+    given, rest = argv[:count], argv[count:]
+    if not given:
+        return rest
+    if not positional or (len(given) > 1 and positional not in _sequences(cls)):
+        raise RequestError(f"unexpected argument {given[-1]!r}; see --help")
+    return [f"--{positional}", json.dumps(given) if positional in _sequences(cls) else given[0], *rest]
+
+
+def _bracketed(cls: Any, argv: list[str]) -> list[str]:
+    """Lists as YAML: `--seeds 0,1` as [0,1], and a lone path as a list, not as a file that lists paths."""
+    flags = {f"--{name}": element for name, element in _sequences(cls).items()}
+    split = [piece for part in argv for piece in (part.split("=", 1) if part.partition("=")[0] in flags else [part])]
+    for index in range(1, len(split)):
+        element = flags.get(split[index - 1])
+        if element is not None and not split[index].startswith("["):
+            split[index] = json.dumps([split[index]]) if element is Path else f"[{split[index]}]"
+    return split
+
+
+def _sequences(cls: Any) -> dict[str, Any]:
+    """The fields of a config class that hold a list or tuple, with the type of an element."""
+    found = {}
+    for name, hint in get_type_hints(cls).items():
+        if get_origin(hint) in (list, tuple):
+            found[name] = get_args(hint)[0]
+    return found
 
 
 def main(commands: dict[str, Callable[[list[str]], None]], prog: str, argv: Sequence[str] | None = None) -> NoReturn:

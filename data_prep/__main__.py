@@ -3,8 +3,6 @@
 Imports are inside the commands: worker processes import this file again and need none of it.
 """
 
-import json
-
 
 def main() -> None:
     from asa.config import main
@@ -18,7 +16,7 @@ def build(argv: list[str]) -> None:
     from data_prep.build import build
     from data_prep.config import BuildConfig
 
-    build(parse(BuildConfig, _listed(argv, ("--dumps", "--documents")), "data_prep build"))
+    build(parse(BuildConfig, argv, "data_prep build"))
 
 
 def text(argv: list[str]) -> None:
@@ -27,9 +25,7 @@ def text(argv: list[str]) -> None:
     from data_prep.config import TextConfig
     from data_prep.extract import text
 
-    inputs, flags = _leading(argv)
-    given = ["--inputs", json.dumps(inputs)] if inputs else []
-    text(parse(TextConfig, given + _listed(flags, ("--inputs",)), "data_prep text"))
+    text(parse(TextConfig, argv, "data_prep text", positional="inputs"))
 
 
 def sample(argv: list[str]) -> None:
@@ -44,30 +40,10 @@ def sample(argv: list[str]) -> None:
 def verify(argv: list[str]) -> None:
     """DIR: check a finished folder against its manifest."""
     from asa.config import parse
-    from asa.errors import RequestError
     from data_prep.check import verify
     from data_prep.config import VerifyConfig
 
-    folders, flags = _leading(argv)
-    if len(folders) > 1:
-        raise RequestError(f"verify takes one folder, not {len(folders)}; give a single DIR")
-    given = ["--folder", folders[0]] if folders else []
-    verify(parse(VerifyConfig, given + flags, "data_prep verify"))
-
-
-def _leading(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments before the first flag, and the rest."""
-    count = next((index for index, part in enumerate(argv) if part.startswith("-")), len(argv))
-    return argv[:count], argv[count:]
-
-
-def _listed(argv: list[str], flags: tuple[str, ...]) -> list[str]:
-    """`--dumps FILE` as `--dumps ["FILE"]`: a lone path would be taken for a file that lists paths."""
-    listed = list(argv)
-    for index in range(1, len(argv)):
-        if argv[index - 1] in flags and not argv[index].startswith("["):
-            listed[index] = json.dumps([argv[index]])
-    return listed
+    verify(parse(VerifyConfig, argv, "data_prep verify", positional="folder"))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""python -m launch pretrain | finetune: check the request, print the command line, become it."""
+"""python -m launch pretrain | finetune: check the request, print the command lines, run them."""
 
 import os
 import shlex
+import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import torch
 
+import finetune.config
+import finetune.sweep
 import pretrain.config
-from asa import config
+from asa import config, manifest
 from asa.errors import RequestError
 
 
@@ -18,13 +22,30 @@ def pretrain_(argv: list[str]) -> None:
     nproc, rest = take_nproc(argv)
     request = config.parse(pretrain.config.PretrainConfig, rest, "python -m launch pretrain [--nproc N]")
     pretrain.config.check(request, nproc, torch.cuda.is_available())
-    become(deepspeed_command(nproc, ["pretrain", "run", *rest]), environment(nproc))
+    command, settings = deepspeed_command(nproc, ["pretrain", "run", *rest]), environment(nproc)
+    show(command, settings)
+    # Becoming the launcher makes its signals and exit code ours.
+    os.execvpe(command[0], command, os.environ | settings)
+
+
+def finetune_(argv: list[str]) -> None:
+    """Fine-tune models x methods x seeds, --nproc runs at a time, each on one device."""
+    nproc, rest = take_nproc(argv)
+    request = config.parse(finetune.config.FinetuneConfig, rest, "python -m launch finetune [--nproc N]")
+    manifest.read(request.task, "task", "--task")
+    for name, path in request.models.items():
+        finetune.sweep.check_model(name, path, request.length)
+    settings = environment(nproc)
+    workers = [[sys.executable, "-m", "finetune", "run", *rest, "--worker", f"{i}/{nproc}"] for i in range(nproc)]
+    for command in workers:
+        show(command, settings)
+    sys.exit(run_together(workers, os.environ | settings))
 
 
 def take_nproc(argv: list[str]) -> tuple[int, list[str]]:
     """Split --nproc N off; default: one process per GPU, or two on a machine without (one where it has one core).
 
-    Raises: RequestError for a count below 1 or above the GPUs present.
+    Raises: RequestError for a count below 1 or above the GPUs (without any: the cores) present.
     """
     gpus = torch.cuda.device_count()
     value, rest = None, []
@@ -55,7 +76,7 @@ def deepspeed_command(nproc: int, module: list[str]) -> list[str]:
 
 
 def environment(nproc: int) -> dict[str, str]:
-    """What the command sets on top of the caller's environment."""
+    """What a command gets on top of the caller's environment."""
     settings = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # DeepSpeed calls collectives that torch is about to rename, and torch says so on every rank.
     settings["PYTHONWARNINGS"] = "ignore::FutureWarning:torch.distributed.c10d_logger"
@@ -66,12 +87,28 @@ def environment(nproc: int) -> dict[str, str]:
     return settings
 
 
-def become(command: list[str], extra: dict[str, str]) -> Any:
-    """Print the command as one could type it, then replace this process by it, so signals and exit code are its own."""
-    shown = [f"{name}={value}" for name, value in extra.items() if name != "PATH"]
+def show(command: list[str], settings: dict[str, str]) -> None:
+    """Print a command as one could type it."""
+    shown = [f"{name}={shlex.quote(value)}" for name, value in settings.items() if name != "PATH"]
     print("$ " + " ".join([*shown, *map(shlex.quote, command)]), flush=True)
-    os.execvpe(command[0], command, os.environ | extra)
+
+
+def run_together(commands: list[list[str]], variables: dict[str, str]) -> int:
+    """Run the commands side by side, pass SIGTERM and SIGINT on to them; the first exit code that is not 0."""
+    children = [subprocess.Popen(command, env=variables) for command in commands]
+
+    def stop(number: int, frame: object) -> NoReturn:
+        for child in children:
+            child.send_signal(number)
+        for child in children:
+            child.wait()
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    codes = [child.wait() for child in children]
+    return next((code for code in codes if code), 0)
 
 
 if __name__ == "__main__":
-    config.main({"pretrain": pretrain_}, "launch")
+    config.main({"pretrain": pretrain_, "finetune": finetune_}, "launch")

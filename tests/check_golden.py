@@ -94,7 +94,7 @@ def check_asa(golden: Golden, meta: dict[str, str]) -> dict[str, float]:
 def gradient_errors(module: TaskModel, theirs: Golden) -> dict[str, float]:
     """Per parameter, relative to the largest gradient of its layer's weight and bias.
 
-    Some biases (of attention keys: softmax sees no shift) have gradient zero but for rounding: alone they have no scale.
+    Some biases (of attention keys: softmax sees no shift) have gradient zero but for rounding, and so no scale.
     """
     scales: dict[str, Tensor] = {}
     for name, gradient in theirs.items():

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from asa.config import load_yaml, main
+from asa.config import from_dict, main
 from data_prep import __main__ as commands
 from data_prep.config import BuildConfig
 from data_prep.leads import load, split_of
@@ -212,5 +213,5 @@ def test_the_real_command_line(build_argv: Argv, tmp_path: Path) -> None:
 
 
 def test_the_quickstart_config_is_valid() -> None:
-    config = load_yaml(BuildConfig, Path("configs/data/quickstart.yaml"))
+    config = from_dict(BuildConfig, yaml.safe_load(Path("configs/data/quickstart.yaml").read_text()))
     assert config.length == 128
