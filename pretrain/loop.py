@@ -142,7 +142,8 @@ def _update(run: Run, step: int) -> tuple[dict[str, Tensor], Any]:
 
 
 def _read_terms(terms: dict[str, Tensor], step: int) -> dict[str, Any]:
-    values = numbers({name: dist.sum_(term) for name, term in terms.items()})
+    # Terms may share a tensor (plain MLM: the loss is the task), which must not be summed twice.
+    values = numbers({name: dist.sum_(term.clone()) for name, term in terms.items()})
     if not math.isfinite(float(values["loss"])):  # type: ignore[arg-type]
         raise WorkError(
             f"the loss of step {step} is {values['loss']}; lower --optim.lr or look at the data of that step"
