@@ -1,0 +1,32 @@
+"""The FP16 engine on a real device."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from asa import record
+from asa.config import save_yaml
+from pretrain.config import PretrainConfig
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
+
+
+def curve(config: PretrainConfig, path: Path) -> list[float]:
+    save_yaml(config, path)
+    command = [sys.executable, "-m", "launch", "pretrain", "--config", str(path), "--nproc", "1"]
+    subprocess.run(command, env=os.environ, check=True, timeout=500)
+    events = record.read(config.out / record.NAME)
+    return [event["task"] for event in events if event["event"] == "train"]
+
+
+@pytest.mark.parametrize("method", ["vanilla", "asa"])
+def test_fp16_follows_the_fp32_loss_curve(request_: PretrainConfig, tmp_path: Path, method: str) -> None:
+    base = replace(request_, method=method, steps=60)
+    half = curve(replace(base, precision="fp16", out=tmp_path / "fp16"), tmp_path / "fp16.yaml")
+    full = curve(replace(base, out=tmp_path / "fp32"), tmp_path / "fp32.yaml")
+    assert half[-1] == pytest.approx(full[-1], rel=0.02)
