@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from asa.config import config
@@ -32,6 +32,13 @@ class ASAConfig:
     """Divergence of two regressions: squared error, or a softmax across the batch (released)."""
     token_mean: Literal["labelled", "rows"] = "labelled"
     """Token tasks: mean of the divergence over labelled tokens, or sum over all tokens divided by rows (released)."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ASAConfig":
+        if self.empty_row == "uniform" and self.masked_score == "shifted":
+            # Lowering every score of a row by the same number changes nothing.
+            raise ValueError("empty_row uniform needs masked_score replaced; set --asa.masked_score or --asa.empty_row")
+        return self
 
     @classmethod
     def released(cls, **changes: Any) -> "ASAConfig":

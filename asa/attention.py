@@ -71,13 +71,15 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
     where = family(model.config.model_type)
     detach(model)
     blocks = model.base_model.get_submodule(where.layers)
+    layers = list(blocks.children())
     handles = []
-    for layer, block in enumerate(blocks.children()):
+    for layer, block in enumerate(layers):
         attention = block.get_submodule(where.attention)
         handles.append(attention.register_forward_pre_hook(_before(layer, config), with_kwargs=True))
-        handles.append(attention.register_forward_hook(_after, with_kwargs=True))
+        if config.masked_score == "replaced":
+            handles.append(attention.register_forward_hook(_replace_output, with_kwargs=True))
     model._asa_handles = handles  # type: ignore[assignment]  # plain list: neither a module nor saved
-    return Adversaries(len(handles) // 2, model.config.hidden_size, config)
+    return Adversaries(len(layers), model.config.hidden_size, config)
 
 
 def detach(model: PreTrainedModel) -> None:
@@ -101,27 +103,29 @@ def _before(layer: int, config: ASAConfig) -> Callable[..., Any]:
         if signal.attend is None:
             return args, kwargs
         keep_BLL = signal.attend(layer, h_BLD, signal.pad_BL)
+        if config.empty_row == "unmasked":
+            keep_BLL = fill_empty_rows(keep_BLL, signal.pad_BL)
         if config.masked_score == "replaced":
             return args, kwargs | {"asa_keep": keep_BLL}
-        return args, kwargs | {"attention_mask": bias(keep_BLL, signal.pad_BL, config.empty_row, h_BLD.dtype)}
+        return args, kwargs | {"attention_mask": bias(keep_BLL, signal.pad_BL, h_BLD.dtype)}
 
     return hook
 
 
-def bias(keep_BLL: Tensor, pad_BL: Tensor, empty_row: str, dtype: torch.dtype) -> Tensor:
-    """The additive mask of shape B1LL for a keep map: 0 where attended, -1e4 where masked, the minimum at padding keys.
-
-    A row that keeps nothing would attend to everything alike; with `empty_row` "unmasked" it keeps everything instead.
-    """
+def fill_empty_rows(keep_BLL: Tensor, pad_BL: Tensor) -> Tensor:
+    """A keep map in which a query that keeps no real key keeps all of them; such a row passes no gradient."""
     valid_B1L = ~pad_BL[:, None, :]
-    if empty_row == "unmasked":
-        kept_BL1 = (keep_BLL.detach() * valid_B1L).amax(dim=-1, keepdim=True)
-        keep_BLL = torch.where(kept_BL1 > 0, keep_BLL, torch.ones_like(keep_BLL))
+    kept_BL1 = (keep_BLL.detach() * valid_B1L).amax(dim=-1, keepdim=True)
+    return torch.where(kept_BL1 > 0, keep_BLL, valid_B1L.to(keep_BLL.dtype))
+
+
+def bias(keep_BLL: Tensor, pad_BL: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive mask, B1LL, of a keep map: 0 where attended, -1e4 where masked, the minimum at padding keys."""
     bias_BLL = ((1 - keep_BLL) * MASKED).to(dtype)
-    return bias_BLL.masked_fill(~valid_B1L, torch.finfo(dtype).min).unsqueeze(1)
+    return bias_BLL.masked_fill(pad_BL[:, None, :], torch.finfo(dtype).min).unsqueeze(1)
 
 
-def _after(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+def _replace_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """With `masked_score` "replaced": the output of the released program's attention in place of the module's own."""
     keep_BLL = kwargs.get("asa_keep")
     if keep_BLL is None:

@@ -65,7 +65,9 @@ def load(folder: Path, engine: Engine, method: Method) -> dict[str, Any]:
 
 def complete(root: Path) -> list[Path]:
     """Finished checkpoints below `root`, oldest first."""
-    return sorted((path.parent for path in root.glob("step-*/" + manifest.NAME)), key=_step)
+    folders = (path.parent for path in root.glob("step-*/" + manifest.NAME))
+    # A save that was cut off just before its rename has a manifest too.
+    return sorted((folder for folder in folders if folder.suffix != ".partial"), key=_step)
 
 
 def find(folder: Path, flag: str) -> Path:

@@ -61,7 +61,8 @@ def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "") ->
     """Read `--config FILE` and dotted overrides into `cls`; --help and --print_config come with it.
 
     Args: positional names the field that the arguments before the first flag stand for.
-    Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range.
+    Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range; RequestError for a stray
+        argument.
     """
     arguments = _bracketed(cls, _named(cls, list(argv), positional))
     parser = _Parser(prog=prog, description=cls.__doc__, known=field_names(cls))
@@ -149,7 +150,7 @@ class _Parser(ArgumentParser):
     """jsonargparse with one-line errors that name the nearest valid key."""
 
     def __init__(self, *args: Any, known: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, allow_abbrev=False, **kwargs)
         self.known = known
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

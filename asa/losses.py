@@ -92,4 +92,4 @@ def masked_share(keep_BLL: Tensor, pad_BL: Tensor) -> Tensor:
     """Share of each row's real pairs (query and key both no padding) that are masked, summed over rows; no gradient."""
     with torch.no_grad():
         real_BLL = ~(pad_BL[:, :, None] | pad_BL[:, None, :])
-        return (1 - (keep_BLL * real_BLL).sum((1, 2)) / real_BLL.sum((1, 2))).sum()
+        return (1 - (keep_BLL * real_BLL).sum((1, 2)) / real_BLL.sum((1, 2)).clamp_min(1)).sum()

@@ -97,6 +97,8 @@ def staging(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    for path in partial.rglob("*"):
+        fsync(path)
     if folder.exists():
         shutil.rmtree(folder)
     partial.rename(folder)

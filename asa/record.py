@@ -34,9 +34,10 @@ class Record:
         kept = (
             [] if resume is None else [e for e in read(self.path) if e.get("step", 0) <= resume and e["event"] != "end"]
         )
-        with self.path.open("w") as file:
-            for event in kept or [{"event": "start", **facts}]:
-                file.write(json.dumps(event) + "\n")
+        lines = [json.dumps(event) + "\n" for event in kept or [{"event": "start", **facts}]]
+        partial = self.path.with_suffix(".partial")
+        partial.write_text("".join(lines))
+        partial.rename(self.path)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume)
 
     def log(self, event: str, step: int, values: Mapping[str, Value]) -> None:

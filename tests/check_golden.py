@@ -58,7 +58,7 @@ def build(meta: dict[str, str], kind: Kind, asa: ASAConfig) -> TaskModel:
     }
     shape = json.loads(meta["config"]) | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     labels = 1 if kind == "choice" else int(meta["num_labels"])
-    return TaskModel(classes[kind](BertConfig(**shape, num_labels=labels)), kind, asa)
+    return TaskModel(classes[kind](BertConfig(**shape | {"num_labels": labels})), kind, asa)
 
 
 def batch_of(golden: Golden, kind: Kind) -> Batch:

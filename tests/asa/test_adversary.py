@@ -1,0 +1,134 @@
+"""The adversary: exact masks in every precision, a reversed gradient at its own parameters and nowhere else."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asa.adversary import Adversaries, Adversary, ASAConfig
+from asa.attention import Perturb
+from asa.config import to_dict
+from asa.losses import kept_units, penalty
+from tests.asa.conftest import ROWS, tiny_batch, tiny_module
+
+# B rows, L length, D width
+
+LENGTH, WIDTH = 6, 8
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def made(reversal: float = 1.0, init_std: float = 1.0) -> Adversary:
+    torch.manual_seed(0)
+    return Adversary(WIDTH, reversal, init_std)
+
+
+def states(seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def padding() -> Tensor:
+    return torch.arange(LENGTH) >= torch.tensor([[6], [4], [3]])
+
+
+@given(st.integers(0, 2**31), st.sampled_from(DTYPES), st.sampled_from(DTYPES), st.booleans(), st.floats(1e-3, 30))
+def test_keep_is_exactly_zero_or_one_in_every_precision(
+    seed: int, inputs: torch.dtype, weights: torch.dtype, autocast: bool, scale: float
+) -> None:
+    adversary = made().to(weights)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        keep_BLL = adversary(states(seed, inputs) * scale, padding())
+    assert keep_BLL.dtype == torch.float32
+    assert ((keep_BLL == 0) | (keep_BLL == 1)).all()
+    torch.testing.assert_close(keep_BLL, (adversary.scores(states(seed, inputs) * scale, padding()) > 0).float())
+
+
+@given(st.integers(0, 2**31), st.sampled_from(DTYPES))
+def test_padding_keys_are_never_kept(seed: int, dtype: torch.dtype) -> None:
+    keep_BLL = made()(states(seed, dtype), padding())
+    assert keep_BLL.transpose(1, 2)[padding()].max() == 0
+    assert keep_BLL.max() == 1
+
+
+def test_scores_are_equation_5_to_7_at_real_keys() -> None:
+    adversary, h_BLD = made(), states().double()
+    weights = [p.detach().double() for p in (adversary.query.weight, adversary.query.bias)]
+    weights += [p.detach().double() for p in (adversary.key.weight, adversary.key.bias)]
+    q_BLD, k_BLD = h_BLD @ weights[0].T + weights[1], h_BLD @ weights[2].T + weights[3]
+    expected = torch.einsum("bid,bjd->bij", q_BLD, k_BLD) / WIDTH**0.5
+    real_BLL = (~padding())[:, None, :].expand(ROWS, LENGTH, LENGTH)
+    found = adversary.scores(states(), padding()).double()
+    torch.testing.assert_close(found[real_BLL], expected[real_BLL], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("reversal", [1.0, 1e-4])
+def test_the_gradient_is_the_sigmoids_reversed_and_scaled(reversal: float) -> None:
+    adversary = made(reversal)
+    upstream_BLL = torch.randn(ROWS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(5))
+    soft_BLL = adversary.scores(states(), padding()).sigmoid()
+    plain = torch.autograd.grad((soft_BLL * upstream_BLL).sum(), list(adversary.parameters()))
+    found = torch.autograd.grad((adversary(states(), padding()) * upstream_BLL).sum(), list(adversary.parameters()))
+    assert plain[0].abs().max() > 0
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, -reversal * other, rtol=1e-4, atol=reversal * 1e-6)
+
+
+def test_hidden_states_get_no_gradient_from_the_adversary() -> None:
+    adversary, h_BLD = made(), states().requires_grad_()
+    adversary(h_BLD, padding()).sum().backward()
+    assert h_BLD.grad is None
+    assert adversary.query.weight.grad is not None
+
+
+def test_descending_on_the_penalty_raises_the_scores() -> None:
+    """The price is on attended units and arrives reversed: the adversary is paid for keeping (the released sign)."""
+    adversary, batch = made(), tiny_batch()
+    h_BLD, pad_BL = states(), padding()
+    queries_BL1 = ~pad_BL[:, :, None]
+
+    def soft_kept() -> Tensor:
+        return (adversary.scores(h_BLD, pad_BL).sigmoid() * queries_BL1).sum()
+
+    before = soft_kept()
+    penalty(kept_units(adversary(h_BLD, pad_BL), pad_BL, "valid"), batch, tau=1.0).backward()
+    with torch.no_grad():
+        for p in adversary.parameters():
+            assert p.grad is not None
+            p -= 1e-3 * p.grad
+    assert soft_kept() > before + 1e-4
+
+
+def test_the_penalty_gives_gradient_to_adversaries_alone() -> None:
+    module, batch = tiny_module(asa=ASAConfig()), tiny_batch()
+    adversary = module.adversary
+    assert adversary is not None
+    keeps: list[Tensor] = []
+
+    def attend(layer: int, h_BLD: Tensor, pad_BL: Tensor) -> Tensor:
+        keeps.append(adversary[layer](h_BLD, pad_BL))
+        return keeps[-1]
+
+    module(batch, Perturb(attend=attend))
+    penalty(torch.stack([kept_units(k, batch.pad_BL, "valid") for k in keeps]).sum(), batch, 0.3).backward()
+    reached = {name for name, p in module.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    assert reached == {f"adversary.{name}" for name, _ in adversary.named_parameters()}
+
+
+def test_there_is_one_adversary_per_layer_with_its_own_weights() -> None:
+    adversaries = Adversaries(3, WIDTH, ASAConfig(reversal=0.5))
+    assert len(adversaries) == 3
+    assert {adversary.reversal for adversary in adversaries} == {0.5}  # type: ignore[union-attr]
+    assert len({p.data_ptr() for p in adversaries.parameters()}) == 3 * 4
+
+
+def test_released_differs_from_the_defaults_in_every_mended_defect() -> None:
+    default, released = ASAConfig(), ASAConfig.released(tau=0.5)
+    assert released.tau == 0.5
+    names = [name for name in to_dict(default) if name != "tau"]
+    assert [name for name in names if getattr(default, name) == getattr(released, name)] == []
+
+
+@pytest.mark.parametrize("change", [{"tau": 0.0}, {"reversal": -1.0}, {"reversal": 2.0}, {"masked_score": "none"}])
+def test_values_out_of_range_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        ASAConfig(**change)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

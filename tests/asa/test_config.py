@@ -1,0 +1,188 @@
+"""Configs: what is wrong is refused with one line that names key, value, allowed range and flag."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+import yaml
+from pydantic import Field
+
+from asa import config as configs
+from asa.config import config, from_dict, guard, parse, save_yaml, sha256_of, to_dict
+from asa.errors import RequestError, WorkError
+
+
+@config
+class Inner:
+    """Inner settings."""
+
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of apples kept."""
+
+
+@config
+class Outer:
+    """Outer settings."""
+
+    folder: Path
+    """Where apples lie."""
+    count: Annotated[int, Field(ge=1)] = 3
+    """Apples per basket."""
+    colour: Literal["red", "green"] = "red"
+    """Colour of an apple."""
+    seeds: tuple[int, ...] = (1,)
+    """Numbers drawn from."""
+    more: tuple[Path, ...] = ()
+    """Further folders."""
+    inner: Inner = Inner()
+    """Nested settings."""
+
+
+def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The single stderr line of a refused command line."""
+    with pytest.raises(SystemExit) as exit_:
+        parse(Outer, argv, "prog")
+    assert exit_.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "wrong", "nearest"),
+    [(["--cuont", "4"], "cuont", "count"), (["--inner.rat", "0.1"], "inner.rat", "inner.rate")],
+)
+def test_unknown_flag_names_the_nearest_valid_key(
+    flags: list[str], wrong: str, nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(["--folder", "x", *flags], capsys)
+    assert f"unknown key '{wrong}'" in line
+    assert f"did you mean '{nearest}'?" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong", "nearest"),
+    [("cuont: 4", "cuont", "count"), ("inner:\n  rat: 0.1", "inner.rat", "inner.rate")],
+)
+def test_unknown_yaml_key_names_the_nearest_valid_key(
+    text: str, wrong: str, nearest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"folder: x\n{text}\n")
+    line = refused(["--config", str(path)], capsys)
+    assert wrong in line
+    assert f"did you mean '{nearest}'?" in line
+    with pytest.raises(RequestError, match=f"did you mean '{nearest}'"):
+        from_dict(Outer, yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--count", "0"], ("count = 0", "allowed: 1 <= count", "set --count")),
+        (["--inner.rate", "1.5"], ("inner.rate = 1.5", "allowed: 0 < rate <= 1", "set --inner.rate")),
+        (["--colour", "blue"], ("colour", "blue", "red", "green")),
+        (["--count", "many"], ("count", "many")),
+    ],
+)
+def test_a_value_out_of_range_names_key_value_range_and_flag(
+    flags: list[str], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(["--folder", "x", *flags], capsys)
+    assert [part for part in parts if part not in line] == []
+
+
+def test_a_missing_key_names_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "folder" in refused([], capsys)
+    with pytest.raises(RequestError, match="give --folder"):
+        from_dict(Outer, {})
+
+
+def test_a_python_call_is_checked_like_a_file() -> None:
+    with pytest.raises(ValueError, match="less than or equal to 1"):
+        Inner(rate=2.0)
+    with pytest.raises(ValueError, match="unexpected_keyword_argument"):
+        Inner(rat=0.1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("folder: x\ncount: 7\ninner:\n  rate: 0.25\n")
+    found = parse(Outer, ["--config", str(path), "--count", "9"], "prog")
+    assert found == Outer(folder=Path("x"), count=9, inner=Inner(rate=0.25))
+
+
+def test_print_config_round_trips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--folder", "x", "--count", "9", "--inner.rate", "0.125", "--colour", "green"]
+    with pytest.raises(SystemExit) as exit_:
+        parse(Outer, [*flags, "--print_config"], "prog")
+    assert exit_.value.code == 0
+    path = tmp_path / "c.yaml"
+    path.write_text(capsys.readouterr().out)
+    assert parse(Outer, ["--config", str(path)], "prog") == parse(Outer, flags, "prog")
+
+
+def test_help_shows_every_field_doc(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse(Outer, ["--help"], "prog")
+    assert exit_.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    docs = (
+        "Outer settings.",
+        "Where apples lie.",
+        "Apples per basket.",
+        "Colour of an apple.",
+        "Share of apples kept.",
+    )
+    assert [doc for doc in docs if doc not in shown] == []
+
+
+def test_yaml_round_trips_and_keeps_the_hash(tmp_path: Path) -> None:
+    value = Outer(folder=Path("a/b"), inner=Inner(rate=0.1))
+    save_yaml(value, tmp_path / "c.yaml")
+    again = parse(Outer, ["--config", str(tmp_path / "c.yaml")], "prog")
+    assert again == value
+    assert sha256_of(again) == sha256_of(value)
+    assert sha256_of(Outer(folder=Path("a/c"), inner=Inner(rate=0.1))) != sha256_of(value)
+    assert to_dict(value)["inner"] == {"rate": 0.1}
+
+
+@pytest.mark.parametrize("flags", [["--seeds", "4,5"], ["--seeds=4,5"], ["--seeds", "[4, 5]"]])
+def test_lists_are_written_with_commas_or_brackets(flags: list[str]) -> None:
+    assert parse(Outer, ["--folder", "x", *flags], "prog").seeds == (4, 5)
+
+
+def test_leading_arguments_stand_for_the_positional_field() -> None:
+    assert parse(Outer, ["x", "--count", "4"], "prog", positional="folder").folder == Path("x")
+    assert parse(Outer, ["a", "b", "--folder", "x"], "prog", positional="more").more == (Path("a"), Path("b"))
+    for positional in ("", "folder"):
+        with pytest.raises(RequestError, match="unexpected argument 'b'"):
+            parse(Outer, ["a", "b", "--folder", "x"], "prog", positional=positional)
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(("error", "code"), [(RequestError("bad flag"), 2), (WorkError("bad disk"), 1)])
+def test_deliberate_errors_become_one_line_and_their_exit_code(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guard(lambda: fail(error)) == code
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        guard(lambda: fail(ZeroDivisionError()))
+
+
+@pytest.mark.parametrize(("argv", "code"), [([], 2), (["--help"], 0), (["rnu"], 2), (["run"], 0)])
+def test_main_dispatches_and_helps(argv: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(rest: list[str]) -> None:
+        """Runs."""
+
+    with pytest.raises(SystemExit) as exit_:
+        configs.main({"run": run}, "prog", argv)
+    assert exit_.value.code == code
+    assert ("did you mean 'run'?" in capsys.readouterr().err) == (argv == ["rnu"])

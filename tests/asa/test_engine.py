@@ -1,0 +1,191 @@
+"""PlainEngine: passes that leave no trace, repeatable dropout, perturbed embeddings, exact restore, the schedule."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asa.adversary import ASAConfig
+from asa.attention import Perturb
+from asa.engine import PlainEngine
+from asa.losses import task_loss
+from asa.methods import METHODS, At
+from asa.optim import OptimConfig, learning_rate
+from tests.asa.conftest import (
+    LAYERS,
+    LENGTH,
+    ROWS,
+    WIDTH,
+    attend_to,
+    gradients,
+    random_keeps,
+    tiny_batch,
+    tiny_engine,
+    tiny_module,
+)
+
+# B rows, L length, D width
+
+
+def delta(seed: int = 0, scale: float = 0.1) -> Tensor:
+    return scale * torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def test_probe_and_ascend_leave_parameter_gradients_alone() -> None:
+    engine, batch = tiny_engine(tiny_module()), tiny_batch()
+    delta_BLD = delta().requires_grad_()
+    loss = task_loss(engine.probe(batch, Perturb(embed_BLD=delta_BLD)), batch)
+    (gradient_BLD,) = engine.ascend(loss, [delta_BLD])
+    assert gradient_BLD.abs().max() > 0
+    assert delta_BLD.grad is None
+    assert gradients(engine.module) == {}
+    engine.backward(task_loss(engine.forward(batch), batch))
+    before = gradients(engine.module)
+    engine.ascend(task_loss(engine.probe(batch, Perturb(embed_BLD=delta_BLD)), batch), [delta_BLD])
+    assert all(torch.equal(value, before[name]) for name, value in gradients(engine.module).items())
+
+
+def test_ascend_gives_the_gradient_of_the_loss_in_the_perturbation() -> None:
+    engine, batch = tiny_engine(tiny_module().double()), tiny_batch()
+    delta_BLD = delta().double().requires_grad_()
+
+    def loss(d_BLD: Tensor) -> Tensor:
+        return engine.probe(batch, Perturb(embed_BLD=d_BLD)).logits.log_softmax(-1)[:, 0].sum()
+
+    (gradient_BLD,) = engine.ascend(loss(delta_BLD), [delta_BLD])
+    direction_BLD = delta(1).double()
+    with torch.no_grad():
+        slope = (loss(delta_BLD + 1e-6 * direction_BLD) - loss(delta_BLD - 1e-6 * direction_BLD)) / 2e-6
+    torch.testing.assert_close((gradient_BLD * direction_BLD).sum(), slope, rtol=1e-5, atol=1e-7)
+
+
+def test_backward_adds_gradients_up_and_step_clears_them() -> None:
+    engine, batch = tiny_engine(tiny_module()), tiny_batch()
+    engine.backward(task_loss(engine.forward(batch), batch))
+    once = gradients(engine.module)
+    engine.backward(task_loss(engine.forward(batch), batch))
+    for name, value in gradients(engine.module).items():
+        torch.testing.assert_close(value, 2 * once[name])
+    engine.step()
+    assert gradients(engine.module) == {}
+
+
+def test_same_dropout_repeats_the_masks_and_forward_outside_does_not() -> None:
+    engine, batch = tiny_engine(tiny_module(dropout=0.3).train()), tiny_batch()
+    outside = [engine.forward(batch).logits for _ in range(2)]
+    assert not torch.equal(outside[0], outside[1])
+    with engine.same_dropout():
+        first, second, third = engine.forward(batch).logits, engine.probe(batch).logits, engine.forward(batch).logits
+    assert torch.equal(first, second)
+    assert torch.equal(first, third)
+    with engine.same_dropout():
+        assert not torch.equal(engine.forward(batch).logits, first)
+    assert not torch.equal(engine.forward(batch).logits, engine.forward(batch).logits)
+
+
+def test_zeros_added_to_the_embeddings_change_nothing() -> None:
+    engine, batch = tiny_engine(tiny_module()), tiny_batch()
+    zeros = Perturb(embed_BLD=torch.zeros(ROWS, LENGTH, WIDTH))
+    assert torch.equal(engine.forward(batch, zeros).logits, engine.forward(batch).logits)
+
+
+def test_embed_is_added_to_the_word_embeddings_before_position_and_norm() -> None:
+    module, batch = tiny_module("classification"), tiny_batch("classification")
+    words_BLD = module.model.get_input_embeddings()(batch.inputs["input_ids"])
+    rest = {name: value for name, value in batch.inputs.items() if name != "input_ids"}
+    expected = module.model(**rest, inputs_embeds=words_BLD + delta()).logits
+    found = module(batch, Perturb(embed_BLD=delta())).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert (found - module(batch).logits).abs().max() > 1e-3
+
+
+def test_a_pass_that_fails_leaves_no_perturbation_behind() -> None:
+    module, batch = tiny_module(), tiny_batch()
+    before = module(batch).logits
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        module(batch, Perturb(embed_BLD=torch.ones(ROWS, LENGTH + 1, WIDTH)))
+    assert torch.equal(module(batch).logits, before)
+
+
+@pytest.mark.parametrize("attacked", [False, True])
+def test_tap_sees_the_input_of_every_layer(attacked: bool) -> None:
+    engine, batch = tiny_engine(tiny_module()), tiny_batch()
+    perturb = Perturb(attend=attend_to(random_keeps(0))) if attacked else None
+    seen: dict[int, Tensor] = {}
+    engine.forward(batch, perturb, tap=lambda layer, h_BLD: seen.__setitem__(layer, h_BLD))
+    assert list(seen) == list(range(LAYERS))
+    plain = engine.module.model(**batch.inputs, output_hidden_states=True).hidden_states
+    same = [torch.equal(seen[layer], plain[layer]) for layer in range(LAYERS)]
+    assert same == [True, not attacked]
+
+
+def train(engine: PlainEngine, first: int, steps: int) -> None:
+    method = METHODS["asa"](ASAConfig())
+    for step in range(first, first + steps):
+        torch.manual_seed(step)
+        method.backward(engine, tiny_batch(seed=step), At(0, 0))
+        engine.step()
+
+
+def test_a_restored_engine_continues_bit_for_bit(tmp_path: Path) -> None:
+    one = tiny_engine(tiny_module(asa=ASAConfig(), dropout=0.2).train(), warmup=0.5)
+    train(one, 0, 3)
+    one.save(tmp_path)
+    saved = one.full_state()
+    two = tiny_engine(tiny_module(asa=ASAConfig(), dropout=0.2, seed=9).train(), warmup=0.5)
+    two.load(tmp_path)
+    assert all(torch.equal(value, saved[name]) for name, value in two.full_state().items())
+    train(one, 3, 3)
+    train(two, 3, 3)
+    last = one.full_state()
+    assert any(not torch.equal(last[name], saved[name]) for name in saved)
+    assert [name for name, value in two.full_state().items() if not torch.equal(value, last[name])] == []
+
+
+def test_the_norm_is_told_before_clipping_and_zero_turns_clipping_off() -> None:
+    weights, norms = [], []
+    for clip in (0.0, 1e-3):
+        engine, batch = tiny_engine(tiny_module(), clip=clip, eps=1.0), tiny_batch()
+        engine.backward(task_loss(engine.forward(batch), batch))
+        norms.append(float(engine.step().grad_norm))
+        weights.append(engine.full_state())
+    assert norms[0] == norms[1] > 1e-3
+    start = tiny_engine(tiny_module()).full_state()
+    name = "model.bert.encoder.layer.0.output.dense.weight"
+    moved = [(state[name] - start[name]).abs().max() for state in weights]
+    assert moved[0] > 10 * moved[1]
+
+
+def test_weight_decay_spares_vectors() -> None:
+    engine = tiny_engine(tiny_module())
+    matrices, vectors = engine.optimizer.param_groups
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.01, 0.0)
+    assert all(p.ndim >= 2 for p in matrices["params"])
+    assert all(p.ndim < 2 for p in vectors["params"])
+    assert len(matrices["params"]) + len(vectors["params"]) == len(list(engine.module.parameters()))
+
+
+@given(st.integers(1, 500), st.floats(0, 1), st.floats(1e-6, 1))
+def test_the_rate_rises_to_its_peak_and_falls_to_zero(steps: int, warmup: float, lr: float) -> None:
+    optim = OptimConfig(lr=lr, warmup=warmup)
+    rates = [learning_rate(optim, step, steps) for step in range(steps)]
+    turn = round(warmup * steps)
+    assert max(rates) == pytest.approx(lr)
+    assert all(rate > 0 for rate in rates)
+    assert rates[:turn] == sorted(rates[:turn])
+    assert rates[turn:] == sorted(rates[turn:], reverse=True)
+    assert learning_rate(optim, steps, steps) == 0
+    assert learning_rate(optim, steps + 5, steps) == 0
+
+
+def test_step_follows_the_schedule() -> None:
+    engine, batch = tiny_engine(tiny_module(), lr=1e-3, warmup=0.2), tiny_batch()
+    rates = []
+    for _ in range(10):
+        engine.backward(task_loss(engine.forward(batch), batch))
+        rates.append(engine.step().lr)
+    assert rates == [learning_rate(engine.optim, step, 10) for step in range(10)]
+    assert rates[:3] == [5e-4, 1e-3, 1e-3]

@@ -1,0 +1,150 @@
+"""Losses: against torch's and Hugging Face's own, and additive over a window."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asa.adversary import ASAConfig
+from asa.attention import Perturb
+from asa.batch import IGNORE, Batch, Kind
+from asa.losses import divergence, kept_units, masked_share, penalty, symmetric_kl, task_loss
+from asa.model import Output
+from tests.asa.conftest import KINDS, LENGTH, ROWS, attend_to, random_keeps, tiny_batch, tiny_module
+
+# N distributions, C classes, B rows, L length
+
+seeds = st.integers(0, 2**31)
+
+
+def log_distributions(seed: int, scale: float = 1.0) -> Tensor:
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (scale * logits).log_softmax(-1)
+
+
+@given(seeds, seeds, st.floats(0.01, 20))
+def test_symmetric_kl_is_half_of_both_torch_kls(one: int, other: int, scale: float) -> None:
+    p_NC, q_NC = log_distributions(one, scale), log_distributions(other, scale)
+    there = F.kl_div(q_NC, p_NC, log_target=True, reduction="none").sum(-1)
+    back = F.kl_div(p_NC, q_NC, log_target=True, reduction="none").sum(-1)
+    torch.testing.assert_close(symmetric_kl(p_NC, q_NC), (there + back) / 2)
+
+
+@given(seeds, seeds)
+def test_symmetric_kl_is_symmetric_and_not_negative_and_zero_at_equality(one: int, other: int) -> None:
+    p_NC, q_NC = log_distributions(one), log_distributions(other)
+    assert (symmetric_kl(p_NC, q_NC) >= 0).all()
+    torch.testing.assert_close(symmetric_kl(p_NC, q_NC), symmetric_kl(q_NC, p_NC))
+    assert symmetric_kl(p_NC, p_NC).abs().max() == 0
+
+
+def test_symmetric_kl_gradients_are_those_of_finite_differences() -> None:
+    p_NC, q_NC = (log_distributions(seed).requires_grad_() for seed in (0, 1))
+    assert torch.autograd.gradcheck(symmetric_kl, (p_NC, q_NC))
+
+
+def hugging_face_labels(batch: Batch) -> Tensor:
+    if batch.positions is None:
+        return batch.labels
+    labels = torch.full((batch.inputs["input_ids"].numel(),), IGNORE)
+    labels[batch.positions] = batch.labels
+    return labels.reshape(batch.inputs["input_ids"].shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_task_loss_and_its_gradient_equal_hugging_faces(kind: Kind) -> None:
+    module, batch = tiny_module(kind), tiny_batch(kind)
+    theirs = module.model(**batch.inputs, labels=hugging_face_labels(batch)).loss
+    ours = task_loss(module(batch), batch)
+    torch.testing.assert_close(ours, theirs)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    pairs = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (ours, theirs)]
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def terms(module: Any, batch: Batch) -> dict[str, Tensor]:
+    """Every loss of a batch, the attacked branch under the same (constant) keep map in every row."""
+    rows = batch.pad_BL.shape[0]
+    keep_LL = random_keeps(0)[0][1]
+    keep_BLL = keep_LL.expand(rows, LENGTH, LENGTH)
+    clean = module(batch)
+    attacked = Output(2 * clean.logits, None if clean.cls_BD is None else 2 * clean.cls_BD)
+    kept = kept_units(keep_BLL, batch.pad_BL, "valid")
+    return {
+        "task": task_loss(clean, batch),
+        **divergence(clean, attacked, batch, ASAConfig()),
+        "penalty": penalty(kept, batch, 0.3),
+        "share": masked_share(keep_BLL, batch.pad_BL) / batch.total_rows,
+    }
+
+
+def cut(batch: Batch, rows: slice) -> Batch:
+    """Some rows of a batch, its totals still those of the whole."""
+    inputs = {name: tensor[rows] for name, tensor in batch.inputs.items()}
+    if batch.positions is None:
+        return replace(batch, inputs=inputs, labels=batch.labels[rows])
+    start = rows.start * LENGTH
+    mine = (batch.positions >= start) & (batch.positions < rows.stop * LENGTH)
+    return replace(batch, inputs=inputs, labels=batch.labels[mine], positions=batch.positions[mine] - start)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_terms_of_two_pieces_add_up_to_those_of_the_whole(kind: Kind) -> None:
+    module, batch = tiny_module(kind), tiny_batch(kind)
+    whole = terms(module, batch)
+    one, two = (terms(module, cut(batch, rows)) for rows in (slice(0, 1), slice(1, ROWS)))
+    assert all(value.abs() > 0 for value in whole.values())
+    for name, value in whole.items():
+        torch.testing.assert_close(one[name] + two[name], value, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_divergence_of_equal_outputs_is_zero(kind: Kind) -> None:
+    out, batch = tiny_module(kind)(tiny_batch(kind)), tiny_batch(kind)
+    assert [name for name, value in divergence(out, out, batch, ASAConfig()).items() if value != 0] == []
+
+
+def test_the_divergence_of_unlabelled_tokens_does_not_count() -> None:
+    module, batch = tiny_module("token"), tiny_batch("token")
+    clean = module(batch)
+    elsewhere = clean.logits + 5 * torch.randn_like(clean.logits) * batch.pad_BL[:, :, None]
+    assert divergence(clean, Output(elsewhere), batch, ASAConfig())["asa"] == 0
+    assert divergence(clean, Output(elsewhere), batch, ASAConfig(token_mean="rows"))["asa"] > 0
+
+
+def test_the_penalty_is_tau_squared_times_the_attended_units_of_real_queries_per_row() -> None:
+    batch = tiny_batch()
+    keep_BLL = torch.zeros(ROWS, LENGTH, LENGTH)
+    keep_BLL[0, 0, :4] = 1  # a real query
+    keep_BLL[2, 9, :3] = 1  # a padding query
+    assert kept_units(keep_BLL, batch.pad_BL, "valid") == 4
+    assert kept_units(keep_BLL, batch.pad_BL, "all") == 7
+    torch.testing.assert_close(penalty(torch.tensor(4.0), batch, 0.5), torch.tensor(0.25 * 4 / ROWS))
+
+
+def test_more_units_than_fp16_holds_are_counted() -> None:
+    keep_BLL, pad_BL = torch.ones(8, 128, 128, dtype=torch.float16), torch.zeros(8, 128, dtype=torch.bool)
+    assert kept_units(keep_BLL, pad_BL, "valid") == 8 * 128 * 128
+
+
+def test_the_masked_share_counts_real_pairs_only() -> None:
+    batch = tiny_batch()
+    real_BLL = ~(batch.pad_BL[:, :, None] | batch.pad_BL[:, None, :])
+    assert masked_share(real_BLL.float(), batch.pad_BL) == 0
+    assert masked_share(torch.zeros(ROWS, LENGTH, LENGTH), batch.pad_BL) == ROWS
+    keep_BLL = torch.ones(ROWS, LENGTH, LENGTH)
+    keep_BLL[2, :2] = 0  # 2 of row 2's 5 real queries
+    torch.testing.assert_close(masked_share(keep_BLL, batch.pad_BL), torch.tensor(0.4))
+
+
+def test_an_attacked_pass_diverges() -> None:
+    """The keep maps of the other tests do change what the model says."""
+    module, batch = tiny_module(), tiny_batch()
+    attacked = module(batch, Perturb(attend=attend_to(random_keeps(3))))
+    assert all(value > 1e-4 for value in divergence(module(batch), attacked, batch, ASAConfig()).values())

@@ -1,0 +1,101 @@
+"""A folder is complete when its manifest is there and every listed file is what it says."""
+
+from pathlib import Path
+
+import pytest
+
+from asa import manifest
+from asa.errors import RequestError, WorkError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "made"
+    (made / "deep").mkdir(parents=True)
+    (made / "a.bin").write_bytes(b"apple")
+    (made / "deep" / "b.bin").write_bytes(b"berry")
+    manifest.write(made, "fruit", {"count": 2})
+    return made
+
+
+def test_read_and_verify_give_the_facts_of_a_whole_folder(folder: Path) -> None:
+    assert manifest.read(folder, "fruit", "--data") == {"count": 2}
+    assert manifest.verify(folder, "fruit", "--data") == {"count": 2}
+
+
+def test_same_content_gives_the_same_manifest(folder: Path) -> None:
+    first = (folder / manifest.NAME).read_bytes()
+    manifest.write(folder, "fruit", {"count": 2})
+    assert (folder / manifest.NAME).read_bytes() == first
+
+
+def test_no_folder_is_a_wrong_request(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="--data"):
+        manifest.read(tmp_path / "none", "fruit", "--data")
+
+
+def test_no_manifest_is_a_wrong_request(folder: Path) -> None:
+    (folder / manifest.NAME).unlink()
+    with pytest.raises(RequestError, match=r"no manifest\.json.*--data"):
+        manifest.read(folder, "fruit", "--data")
+
+
+def test_another_kind_is_a_wrong_request(folder: Path) -> None:
+    with pytest.raises(RequestError, match="holds fruit, not shards; set --data"):
+        manifest.read(folder, "shards", "--data")
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / "deep" / "b.bin").unlink()
+    with pytest.raises(WorkError, match=r"lacks deep/b\.bin"):
+        manifest.read(folder, "fruit", "--data")
+
+
+def test_another_size_is_named(folder: Path) -> None:
+    (folder / "a.bin").write_bytes(b"appl")
+    with pytest.raises(WorkError, match=r"a\.bin has not the 5 bytes"):
+        manifest.read(folder, "fruit", "--data")
+
+
+def test_a_flipped_byte_is_found_by_verify(folder: Path) -> None:
+    (folder / "deep" / "b.bin").write_bytes(b"burry")
+    assert manifest.read(folder, "fruit", "--data") == {"count": 2}
+    with pytest.raises(WorkError, match=r"b\.bin is damaged"):
+        manifest.verify(folder, "fruit", "--data")
+
+
+def test_a_damaged_manifest_is_failed_work_not_a_traceback(folder: Path) -> None:
+    text = (folder / manifest.NAME).read_text()
+    (folder / manifest.NAME).write_text(text[: len(text) // 2])
+    with pytest.raises(WorkError, match=r"manifest\.json"):
+        manifest.read(folder, "fruit", "--data")
+
+
+def test_staging_publishes_on_success_and_replaces_what_was_there(tmp_path: Path) -> None:
+    final = tmp_path / "out"
+    final.mkdir()
+    (final / "old").touch()
+    with manifest.staging(final) as partial:
+        (partial / "new").touch()
+        assert (final / "old").exists()
+    assert [path.name for path in final.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_staging_leaves_nothing_on_an_exception(tmp_path: Path, error: type[BaseException]) -> None:
+    def work() -> None:
+        with manifest.staging(tmp_path / "out") as partial:
+            (partial / "half").touch()
+            raise error
+
+    with pytest.raises(error):
+        work()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_staging_starts_empty_after_a_killed_attempt(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "rubbish").touch()
+    with manifest.staging(tmp_path / "out") as partial:
+        assert list(partial.iterdir()) == []

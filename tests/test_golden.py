@@ -1,0 +1,54 @@
+"""Our methods compute what the released programs computed, and the check notices when they do not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.check_golden import CHECKS, main, read
+
+GOLDEN = Path(__file__).parent / "golden"
+KNOWN = [path.stem for path in sorted(GOLDEN.glob("*.safetensors")) if path.name.split("_")[0] in CHECKS]
+
+
+def test_every_golden_file_is_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(GOLDEN) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"asa_choice4", "asa_seq1", "asa_seq3", "asa_token5"} <= set(KNOWN)
+    assert [line.split()[0] for line in lines if line.endswith(" ok")] == KNOWN
+    assert [line for line in lines if "FAIL" in line] == []
+
+
+def flip_one_unit(golden: dict[str, Tensor]) -> None:
+    golden["keep.1"].view(-1)[3] = 1 - golden["keep.1"].view(-1)[3]
+
+
+def shift_one_gradient(golden: dict[str, Tensor]) -> None:
+    name = next(name for name in golden if name.startswith("grad.") and name.endswith("adversary.0.query.weight"))
+    golden[name].view(-1)[5] += 1e-3 * golden[name].abs().max()
+
+
+def shift_the_loss(golden: dict[str, Tensor]) -> None:
+    golden["loss"] *= 1.0001
+
+
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [(flip_one_unit, "keep.1"), (shift_one_gradient, "adversary.0.query.weight"), (shift_the_loss, "loss")],
+)
+def test_a_golden_file_that_differs_in_one_number_fails(
+    damage: Callable[[dict[str, Tensor]], None], place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden, meta = read(GOLDEN / "asa_seq3.safetensors")
+    damage(golden)
+    save_file(golden, tmp_path / "asa_seq3.safetensors", meta)
+    assert main(tmp_path) == 1
+    line = capsys.readouterr().out.strip()
+    assert "FAIL at" in line
+    assert line.endswith(place)
+
+
+def test_a_folder_without_golden_files_is_a_wrong_request(tmp_path: Path) -> None:
+    assert main(tmp_path) == 2
