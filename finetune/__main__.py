@@ -1,0 +1,29 @@
+"""python -m finetune COMMAND: the command lines of the fine-tuning stage."""
+
+
+def main() -> None:
+    from asa.config import main
+
+    main({"run": run, "report": report}, "finetune")
+
+
+def run(argv: list[str]) -> None:
+    """Fine-tune models x methods x seeds on a task."""
+    from asa.config import parse
+    from finetune.config import FinetuneConfig
+    from finetune.sweep import sweep
+
+    sweep(parse(FinetuneConfig, argv, "finetune run"))
+
+
+def report(argv: list[str]) -> None:
+    """RUNS_DIR --out DIR: every run below a folder -> report.html, report.md, report.csv."""
+    from asa.config import parse
+    from finetune.config import ReportConfig
+    from finetune.report.write import write
+
+    write(parse(ReportConfig, argv, "finetune report", positional="runs"))
+
+
+if __name__ == "__main__":
+    main()

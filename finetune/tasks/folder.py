@@ -1,0 +1,78 @@
+"""Read a task folder: task.json, one SPLIT.jsonl each (id, text, label) and the manifest that says it is complete."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from asa import manifest
+from asa.errors import RequestError
+
+SPLITS = ("train", "dev", "test")
+
+
+class Split(NamedTuple):
+    """Rows in file order; a label is an index into Task.classes."""
+
+    texts: list[str]
+    labels: list[int]
+
+
+class Task(NamedTuple):
+    """A classification task. sha256: of the manifest, hence of every byte of the task."""
+
+    name: str
+    classes: list[str]
+    splits: dict[str, Split]
+    sha256: str
+
+
+def load(folder: Path, flag: str = "--task") -> Task:
+    """Read and verify a task folder, every byte hashed.
+
+    Raises: RequestError where it is no task folder, of another kind than classification, or a row is wrong;
+        WorkError where a file is damaged.
+    """
+    manifest.verify(folder, "task", flag)
+    facts = _facts(folder, flag)
+    splits = {name: _split(folder / f"{name}.jsonl", len(facts["labels"]), flag) for name in SPLITS}
+    return Task(facts["name"], facts["labels"], splits, manifest.file_sha256(folder / manifest.NAME))
+
+
+def _facts(folder: Path, flag: str) -> dict:
+    path = folder / "task.json"
+    facts = json.loads(path.read_text()) if path.is_file() else {}
+    missing = [key for key in ("name", "kind", "labels") if key not in facts]
+    if missing:
+        raise RequestError(f"{path} has no {missing[0]!r}; it must hold name, kind and labels, mend it or set {flag}")
+    if facts["kind"] != "classification":
+        raise RequestError(f"{path}: kind {facts['kind']!r}, allowed: 'classification'; give another task by {flag}")
+    if len(facts["labels"]) < 2:
+        raise RequestError(f"{path}: labels {facts['labels']!r}, allowed: two or more; mend it or set {flag}")
+    return facts
+
+
+def _split(path: Path, classes: int, flag: str) -> Split:
+    if not path.is_file():
+        raise RequestError(f"no file {path}; a task has {', '.join(f'{name}.jsonl' for name in SPLITS)}, set {flag}")
+    split = Split([], [])
+    with path.open() as file:
+        for number, line in enumerate(file, 1):
+            text, label = _row(line, f"{path}:{number}", classes, flag)
+            split.texts.append(text)
+            split.labels.append(label)
+    if not split.labels:
+        raise RequestError(f"{path} has no rows; fill it or set {flag}")
+    return split
+
+
+def _row(line: str, where: str, classes: int, flag: str) -> tuple[str, int]:
+    try:
+        row = json.loads(line)
+        text, label = row["text"], row["label"]
+    except (ValueError, KeyError, TypeError):
+        raise RequestError(f"{where}: no JSON object with text and label; mend it or set {flag}") from None
+    if not isinstance(text, str):
+        raise RequestError(f"{where}: text {text!r} is no string; mend it or set {flag}")
+    if type(label) is not int or not 0 <= label < classes:
+        raise RequestError(f"{where}: label {label!r}, allowed: 0 <= label < {classes}; mend it or set {flag}")
+    return text, label

@@ -1,0 +1,249 @@
+"""The report: its numbers against figures worked out by hand, its files against the laws of a report."""
+
+import csv
+import json
+import math
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asa.errors import RequestError
+from finetune.__main__ import main
+from finetune.config import ReportConfig
+from finetune.report.collect import collect
+from finetune.report.write import write
+
+CONFIG = {"optim": {"lr": 0.001}, "length": 32, "batch": 32}
+
+
+def put(folder: Path, start: dict[str, Any] | None, events: list[dict], end: dict[str, Any] | None) -> None:
+    folder.mkdir(parents=True)
+    lines = ([{"event": "start", **start}] if start else []) + events + ([{"event": "end", **end}] if end else [])
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def tuned(runs: Path, method: str, seed: int, test: float | None, **changes: Any) -> None:
+    """A fine-tuning run of 20 steps; without `test` it is unfinished."""
+    start = {"stage": "finetune", "model": "base", "task": "topics", "method": method, "seed": seed, "config": CONFIG}
+    start |= {"environment": {"python": "3.11"}, **changes}
+    events: list[dict] = []
+    for step in (10, 20):
+        share = {"masked_share": [0.4 / step, 0.1 / step]} if method == "asa" else {}
+        events.append({"event": "train", "step": step, "loss": 5 / step, "task": 4 / step, **share})
+        events.append({"event": "eval", "step": step, "split": "dev", "accuracy": 0.4 + step / 100, "loss": 1.0})
+    end = None
+    if test is not None:
+        end = {"dev_accuracy": 0.6, "test_accuracy": test, "test_macro_f1": test / 2, "seconds": 10.0 + seed}
+        end |= {"steps": 20, "best_epoch": 1.5}
+    put(runs / f"{start['model']}-{method}-{seed}{changes.get('suffix', '')}", start, events, end)
+
+
+def pretrained(runs: Path, method: str) -> None:
+    start = {"stage": "pretrain", "method": method, "model": "tiny", "seed": 0, "config": {"steps": 20}}
+    events: list[dict] = [{"event": "eval", "step": 0, "heldout_loss": 4.0, "heldout_accuracy": 0.25}]
+    for step, rate in ((10, 900.0), (20, 1100.0)):
+        share = {"masked_share": [0.3, 0.1]} if method == "asa" else {}
+        events.append({"event": "train", "step": step, "task": 3.5, "loss": 3.5, "tokens_per_s": rate, **share})
+    events.append({"event": "eval", "step": 20, "heldout_loss": 3.25, "heldout_accuracy": 0.375})
+    put(runs / "pretrain" / method, start, events, {"seconds": 61.5, "tokens": 4096})
+
+
+def write_runs(folder: Path) -> Path:
+    """Three seeds of vanilla, two of asa and a third cut off, one model with a single run, two pre-training runs."""
+    for seed, test in enumerate((0.80, 0.82, 0.87)):
+        tuned(folder, "vanilla", seed, test)
+    for seed, test in enumerate((0.83, 0.84, None)):
+        tuned(folder, "asa", seed, test)
+    tuned(folder, "asa", 0, 0.9, model="other")
+    pretrained(folder, "asa")
+    pretrained(folder, "vanilla")
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return write_runs(tmp_path / "runs")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    write(ReportConfig(runs=write_runs(folder / "runs"), out=folder / "report"))
+    return folder / "report"
+
+
+def figures(report: Path) -> dict[tuple[str, ...], dict[str, str]]:
+    with (report / "report.csv").open() as file:
+        keys = ("stage", "model", "method", "metric")
+        return {tuple(row[key] for key in keys): row for row in csv.DictReader(file)}
+
+
+def test_mean_deviation_and_count_are_those_worked_out_by_hand(report: Path) -> None:
+    table = figures(report)
+    vanilla = table["finetune", "base", "vanilla", "test_accuracy"]
+    mean = (0.80 + 0.82 + 0.87) / 3
+    sd = math.sqrt(((0.80 - mean) ** 2 + (0.82 - mean) ** 2 + (0.87 - mean) ** 2) / 2)
+    assert vanilla["n"] == "3"
+    assert float(vanilla["mean"]) == pytest.approx(mean)
+    assert float(vanilla["sd"]) == pytest.approx(sd)
+    assert float(table["finetune", "base", "vanilla", "seconds"]["mean"]) == pytest.approx(11)
+    assert "| base | vanilla | 3 | 83.00 ± 3.61 | 41.50 ± 1.80 | 60.00 ± 0.00 | - | 11.0 ± 1.0 |" in text(report, "md")
+
+
+def test_the_gain_is_the_mean_difference_of_equal_seeds(report: Path) -> None:
+    gain = figures(report)["finetune", "base", "asa", "gain"]
+    assert (gain["n"], float(gain["mean"])) == ("2", pytest.approx((0.03 + 0.02) / 2))
+    assert float(gain["sd"]) == pytest.approx(0.01 / math.sqrt(2))
+    assert ("finetune", "other", "asa", "gain") not in figures(report)
+
+
+def test_the_deviation_of_one_run_is_not_available(report: Path) -> None:
+    assert figures(report)["finetune", "other", "asa", "test_accuracy"]["sd"] == "n/a"
+    assert "| other | asa | 1 | 90.00 ± n/a |" in text(report, "md")
+    assert not re.search(
+        r"\bnan\b", text(report, "md") + re.sub(r"<svg.*?</svg>", "", text(report, "html"), flags=re.S)
+    )
+
+
+def test_an_unfinished_run_is_listed_and_not_averaged(report: Path) -> None:
+    asa = figures(report)["finetune", "base", "asa", "test_accuracy"]
+    assert (asa["n"], float(asa["mean"])) == ("2", pytest.approx(0.835))
+    assert "| base-asa-2 | unfinished | finetune | base | asa | 2 | 20 |" in text(report, "md")
+
+
+def test_pretraining_runs_show_before_and_after(report: Path) -> None:
+    row = "| pretrain/asa | tiny | asa | 0 | 20 | 4.000 → 3.250 | 25.00 → 37.50 | 1,000 | 61.5 |"
+    assert row in text(report, "md")
+    assert figures(report)["pretrain", "tiny", "vanilla", "heldout_loss_after"]["mean"] == "3.25"
+
+
+def test_the_same_files_give_the_same_bytes_wherever_they_lie(report: Path, runs: Path, tmp_path: Path) -> None:
+    write(ReportConfig(runs=runs, out=tmp_path / "again"))
+    for name in ("report.html", "report.md", "report.csv"):
+        assert (report / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    assert sorted(path.name for path in report.iterdir()) == ["report.csv", "report.html", "report.md"]
+
+
+class Page(HTMLParser):
+    """Collects what the page refers to, its ids and its figures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.ids: list[str] = []
+        self.alternatives: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data", "srcset"):
+                self.references.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+        if ("role", "img") in attrs:
+            self.alternatives.append(dict(attrs).get("aria-label") or "")
+
+
+def test_the_page_stands_alone_and_every_figure_has_its_text(report: Path) -> None:
+    page = Page()
+    content = text(report, "html")
+    page.feed(content)
+    assert all(reference.startswith("#") for reference in page.references)
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert "http" not in content
+    assert "@import" not in content
+    assert len(page.ids) == len(set(page.ids))
+    assert set(page.references) <= {f"#{name}" for name in page.ids}
+    assert page.tags.count("svg") == len(page.alternatives) == page.tags.count("figcaption") == 5
+    assert "Means: base with vanilla 83.00%; base with asa 83.50%; other with asa 90.00%." in page.alternatives[0]
+    assert "base-asa-0 4.0% to 2.0% / 1.0% to 0.5%" in page.alternatives[2]
+    assert "asa 4.000 to 3.250" in page.alternatives[3]
+
+
+def test_markup_in_names_is_text(tmp_path: Path) -> None:
+    tuned(tmp_path / "runs", "vanilla", 0, 0.5, task="<script>x</script>")
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    assert "<script>" not in text(tmp_path / "report", "html")
+
+
+def test_runs_with_other_settings_are_never_averaged_together(runs: Path, tmp_path: Path) -> None:
+    tuned(runs / "wide", "vanilla", 3, 0.1, config={**CONFIG, "length": 64})
+    write(ReportConfig(runs=runs, out=tmp_path / "report"))
+    page = text(tmp_path / "report", "md")
+    assert "topics, settings A" in page
+    assert "| base | vanilla | 3 | 83.00 ± 3.61 |" in page
+    assert "| base | vanilla | 1 | 10.00 ± n/a |" in page
+
+
+def test_one_name_for_two_sets_of_weights_is_told_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    tuned(folder / "a", "vanilla", 0, 0.5, inputs={"model_sha256": "aaaaaaaaaa"})
+    tuned(folder / "b", "vanilla", 0, 0.7, inputs={"model_sha256": "bbbbbbbbbb"})
+    write(ReportConfig(runs=folder, out=tmp_path / "report"))
+    assert "| base (aaaaaaaa) | vanilla | 1 | 50.00" in text(tmp_path / "report", "md")
+
+
+def test_a_copy_of_a_run_is_refused_since_it_would_pass_for_a_seed(runs: Path) -> None:
+    shutil.copytree(runs / "base-vanilla-0", runs / "copy")
+    with pytest.raises(RequestError, match=r"base-vanilla-0 and copy are the same run"):
+        collect(runs)
+
+
+def test_a_report_of_unfinished_runs_alone_says_so(tmp_path: Path) -> None:
+    tuned(tmp_path / "runs", "asa", 0, None)
+    put(tmp_path / "runs" / "empty", None, [], None)
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    page = text(tmp_path / "report", "md")
+    assert "| base-asa-0 | unfinished |" in page
+    assert "| empty | no start line of a known stage |" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report"], "runs"),
+        (["report", "a", "b", "--out", "c"], "unexpected argument 'b'"),
+        (["report", "gone", "--out", "c"], "no folder gone"),
+        (["report", ".", "--out", "c"], "no run below ."),
+        (["reprot"], "did you mean 'report'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["finetune", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page(report: Path, tmp_path: Path) -> None:
+    import subprocess
+
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("no chromium on PATH")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    profile, page = f"--user-data-dir={tmp_path / 'profile'}", (report / "report.html").as_uri()
+    shown = subprocess.run([browser, *options, profile, "--dump-dom", page], capture_output=True, text=True, check=True)
+    assert shown.stdout.count("<figcaption>") == 5
+
+
+def text(report: Path, ending: str) -> str:
+    return (report / f"report.{ending}").read_text()
