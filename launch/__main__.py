@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -71,8 +72,16 @@ def cores() -> int:
 
 def deepspeed_command(nproc: int, module: list[str]) -> list[str]:
     launcher = str(Path(sys.executable).with_name("deepspeed"))
-    options = ["--num_accelerators", str(nproc), "--no_local_rank", "--log_level", "error"]
+    options = ["--num_accelerators", str(nproc), "--master_port", str(free_port()), "--no_local_rank"]
+    options += ["--log_level", "error"]
     return [launcher, *options, "--module", *module]
+
+
+def free_port() -> int:
+    """A port nobody listens on, so that several runs share a machine; the launcher's default is always the same."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def environment(nproc: int) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The typed configuration of a pre-training run, and the checks that need no model."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -79,6 +80,12 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
     facts = manifest.read(config.data, "shards", "--data")
     hf.check_model(config.model, "--model")
     _check_tokenizer(config, facts)
+    rows = json.loads((config.model / "config.json").read_text())["vocab_size"]
+    if rows < facts["vocab_size"]:
+        raise RequestError(
+            f"{config.model} has embeddings for {rows} ids, its tokenizer and the shards use {facts['vocab_size']};"
+            f" give a model that fits its tokenizer by --model"
+        )
 
 
 def _check_tokenizer(config: PretrainConfig, facts: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ def make_model(folder: Path, extra_words: int = 0) -> Path:
     save_tokenizer(folder, extra_words)
     torch.manual_seed(3)
     config = BertConfig(
-        vocab_size=len(AutoTokenizer.from_pretrained(folder)),
+        vocab_size=1 + max(AutoTokenizer.from_pretrained(folder).get_vocab().values()),
         hidden_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,

@@ -158,6 +158,16 @@ def test_a_missing_model_and_one_without_weights(request_: PretrainConfig, model
     assert "no weights" in refused(replace(request_, model=bare))
 
 
+def test_a_model_with_fewer_embeddings_than_the_shards_have_ids(
+    request_: PretrainConfig, model: Path, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    shutil.copytree(model, small)
+    settings = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps(settings | {"vocab_size": settings["vocab_size"] - 1}))
+    assert "embeddings for" in refused(replace(request_, model=small))
+
+
 def test_an_unsupported_family_lists_the_supported_ones(request_: PretrainConfig, model: Path, tmp_path: Path) -> None:
     other = tmp_path / "gpt"
     shutil.copytree(model, other)
