@@ -1,29 +1,24 @@
-"""Typed configs: frozen pydantic dataclasses <-> YAML <-> the command line.
+"""Typed configs: frozen pydantic dataclasses <-> YAML.
 
 A config is a `@config` class whose fields carry their unit and meaning as the string below them. The same class
-checks a Python call, a YAML file and the flags: unknown keys and values out of range raise.
+checks a Python call, a YAML file and the flags of a command (cli.py): unknown keys and values out of range raise.
 """
 
 import dataclasses
 import difflib
 import hashlib
 import json
-import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, dataclass_transform
 
 import pydantic
 import yaml
-from jsonargparse import ArgumentParser, set_parsing_settings
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from asa.errors import RequestError, WorkError
+from asa.errors import RequestError
 
 T = TypeVar("T")
-
-set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -57,85 +52,6 @@ def sha256_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(to_dict(value), sort_keys=True).encode()).hexdigest()
 
 
-def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "") -> T:
-    """Read `--config FILE` and dotted overrides into `cls`; --help and --print_config come with it.
-
-    Args: positional names the field that the arguments before the first flag stand for.
-    Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range; RequestError for a stray
-        argument.
-    """
-    arguments = _bracketed(cls, _named(cls, list(argv), positional))
-    parser = _Parser(prog=prog, description=cls.__doc__, known=field_names(cls))
-    parser.add_argument("--config", action="config", help="YAML file with any of the keys below.")
-    parser.add_class_arguments(cls)
-    namespace = parser.parse_args(arguments)
-    values = {key: value for key, value in namespace.as_dict().items() if key != "config"}
-    try:
-        return from_dict(cls, values)
-    except RequestError as error:
-        parser.error(str(error))
-
-
-def _named(cls: Any, argv: list[str], positional: str) -> list[str]:
-    """The arguments before the first flag, as the flag of the field they stand for."""
-    count = next((index for index, part in enumerate(argv) if part.startswith("-")), len(argv))
-    given, rest = argv[:count], argv[count:]
-    if not given:
-        return rest
-    if not positional or (len(given) > 1 and positional not in _sequences(cls)):
-        raise RequestError(f"unexpected argument {given[-1]!r}; see --help")
-    return [f"--{positional}", json.dumps(given) if positional in _sequences(cls) else given[0], *rest]
-
-
-def _bracketed(cls: Any, argv: list[str]) -> list[str]:
-    """Lists as YAML: `--seeds 0,1` as [0,1], and a lone path as a list, not as a file that lists paths."""
-    flags = {f"--{name}": element for name, element in _sequences(cls).items()}
-    split = [piece for part in argv for piece in (part.split("=", 1) if part.partition("=")[0] in flags else [part])]
-    for index in range(1, len(split)):
-        element = flags.get(split[index - 1])
-        if element is not None and not split[index].startswith("["):
-            split[index] = json.dumps([split[index]]) if element is Path else f"[{split[index]}]"
-    return split
-
-
-def _sequences(cls: Any) -> dict[str, Any]:
-    """The fields of a config class that hold a list or tuple, with the type of an element."""
-    found = {}
-    for name, hint in get_type_hints(cls).items():
-        if get_origin(hint) in (list, tuple):
-            found[name] = get_args(hint)[0]
-    return found
-
-
-def main(commands: dict[str, Callable[[list[str]], None]], prog: str, argv: Sequence[str] | None = None) -> NoReturn:
-    """Dispatch `prog COMMAND ...` and turn the two deliberate errors into one line and their exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: python -m {prog} {{{'|'.join(commands)}}} [--help] ...")
-        for name, command in commands.items():
-            print(f"  {name:12s} {(command.__doc__ or '').strip().splitlines()[0]}")
-        sys.exit(0 if arguments else 2)
-    name, rest = arguments[0], arguments[1:]
-    if name not in commands:
-        hint = difflib.get_close_matches(name, commands, n=1)
-        print(f"error: no command {name!r}; {_did_you_mean(hint)}one of {', '.join(commands)}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(guard(lambda: commands[name](rest)))
-
-
-def guard(work: Callable[[], None]) -> int:
-    """Run `work`; the exit code its outcome stands for, with one line on stderr for a deliberate error."""
-    try:
-        work()
-    except RequestError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except WorkError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 def field_names(cls: Any, prefix: str = "") -> list[str]:
     """Every dotted key of a config class."""
     names: list[str] = []
@@ -146,34 +62,7 @@ def field_names(cls: Any, prefix: str = "") -> list[str]:
     return names
 
 
-class _Parser(ArgumentParser):
-    """jsonargparse with one-line errors that name the nearest valid key."""
-
-    def __init__(self, *args: Any, known: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
-        self.known = known
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        line = " ".join(message.split())
-        unknown = _unknown_key(line)
-        hint = difflib.get_close_matches(unknown, self.known, n=1, cutoff=0.5) if unknown else []
-        line = f"unknown key {unknown!r}" if unknown else line
-        tail = f"; {_did_you_mean(hint)}valid keys: {', '.join(self.known)}" if unknown else ""
-        print(f"error: {line}{tail}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _unknown_key(line: str) -> str:
-    """The dotted key that one of jsonargparse's three messages for an unknown key names; empty for other messages."""
-    if match := re.search(r"unrecognized arguments: --([\w.]+)", line):
-        return match[1]
-    if match := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line):
-        return f"{match[1]}.{match[2]}"
-    match = re.search(r"Option '([\w.]+)' is not accepted", line)
-    return match[1] if match else ""
-
-
-def _did_you_mean(hint: Sequence[str]) -> str:
+def did_you_mean(hint: Sequence[str]) -> str:
     return f"did you mean {hint[0]!r}? " if hint else ""
 
 
@@ -182,7 +71,7 @@ def _explain(cls: Any, item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"]) or cls.__name__
     if item["type"] == "unexpected_keyword_argument":
         hint = difflib.get_close_matches(key, field_names(cls), n=1, cutoff=0.5)
-        return f"unknown key {key!r}; {_did_you_mean(hint)}valid keys: {', '.join(field_names(cls))}"
+        return f"unknown key {key!r}; {did_you_mean(hint)}valid keys: {', '.join(field_names(cls))}"
     if item["type"] == "missing":
         return f"{key} is not set; give --{key}"
     message = item["msg"].removeprefix("Value error, ")

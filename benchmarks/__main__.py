@@ -1,8 +1,8 @@
 """python -m benchmarks flops | step-time: what a training step costs."""
 
-from asa import config
+import cli
 from benchmarks.flops import flops
 from benchmarks.step_time import step_time
 
 if __name__ == "__main__":
-    config.main({"flops": flops, "step-time": step_time}, "benchmarks")
+    cli.main({"flops": flops, "step-time": step_time}, "benchmarks")

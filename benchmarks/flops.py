@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedConfig
 
 from asa.attention import Perturb, Tap
 from asa.batch import Batch
-from asa.config import config, parse
+from asa.config import config
 from asa.errors import WorkError
 from asa.model import Output, TaskModel
 from benchmarks.steps import (
@@ -30,6 +30,7 @@ from benchmarks.steps import (
     stock_backward,
     task_model,
 )
+from cli import parse
 
 LENGTHS = (128, 256, 512)
 BOUND_LENGTH = 256

@@ -14,7 +14,7 @@ from pydantic import Field
 from transformers import AutoModelForMaskedLM, PreTrainedConfig
 
 from asa.batch import Batch
-from asa.config import config, parse
+from asa.config import config
 from asa.engine import PlainEngine
 from asa.errors import RequestError
 from asa.optim import OptimConfig, build_optimizer
@@ -31,6 +31,7 @@ from benchmarks.steps import (
     stock_backward,
     task_model,
 )
+from cli import parse
 
 Step = Callable[[], None]
 

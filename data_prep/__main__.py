@@ -5,14 +5,14 @@ Imports are inside the commands: worker processes import this file again and nee
 
 
 def main() -> None:
-    from asa.config import main
+    from cli import main
 
     main({"build": build, "text": text, "sample": sample, "verify": verify}, "data_prep")
 
 
 def build(argv: list[str]) -> None:
     """Dumps and leads -> training rows and a labelled task."""
-    from asa.config import parse
+    from cli import parse
     from data_prep.build import build
     from data_prep.config import BuildConfig
 
@@ -21,7 +21,7 @@ def build(argv: list[str]) -> None:
 
 def text(argv: list[str]) -> None:
     """INPUT.xml[.bz2] ... --out DIR: dumps -> plain-text documents."""
-    from asa.config import parse
+    from cli import parse
     from data_prep.config import TextConfig
     from data_prep.extract import text
 
@@ -30,7 +30,7 @@ def text(argv: list[str]) -> None:
 
 def sample(argv: list[str]) -> None:
     """Fetch the small assets of the quickstart."""
-    from asa.config import parse
+    from cli import parse
     from data_prep.config import SampleConfig
     from data_prep.sample import sample
 
@@ -39,7 +39,7 @@ def sample(argv: list[str]) -> None:
 
 def verify(argv: list[str]) -> None:
     """DIR: check a finished folder against its manifest."""
-    from asa.config import parse
+    from cli import parse
     from data_prep.check import verify
     from data_prep.config import VerifyConfig
 

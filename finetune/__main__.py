@@ -2,14 +2,14 @@
 
 
 def main() -> None:
-    from asa.config import main
+    from cli import main
 
     main({"run": run, "report": report}, "finetune")
 
 
 def run(argv: list[str]) -> None:
     """Fine-tune models x methods x seeds on a task."""
-    from asa.config import parse
+    from cli import parse
     from finetune.config import FinetuneConfig
     from finetune.sweep import sweep
 
@@ -18,7 +18,7 @@ def run(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """RUNS_DIR --out DIR: every run below a folder -> report.html, report.md, report.csv."""
-    from asa.config import parse
+    from cli import parse
     from finetune.config import ReportConfig
     from finetune.report.write import write
 

@@ -11,17 +11,18 @@ from typing import NoReturn
 
 import torch
 
+import cli
 import finetune.config
 import finetune.sweep
 import pretrain.config
-from asa import config, manifest
+from asa import manifest
 from asa.errors import RequestError
 
 
 def pretrain_(argv: list[str]) -> None:
     """Start pre-training under the deepspeed launcher on every GPU, or with --nproc processes."""
     nproc, rest = take_nproc(argv)
-    request = config.parse(pretrain.config.PretrainConfig, rest, "python -m launch pretrain [--nproc N]")
+    request = cli.parse(pretrain.config.PretrainConfig, rest, "python -m launch pretrain [--nproc N]")
     pretrain.config.check(request, nproc, torch.cuda.is_available())
     command, settings = deepspeed_command(nproc, ["pretrain", "run", *rest]), environment(nproc)
     show(command, settings)
@@ -32,7 +33,7 @@ def pretrain_(argv: list[str]) -> None:
 def finetune_(argv: list[str]) -> None:
     """Fine-tune models x methods x seeds, --nproc runs at a time, each on one device."""
     nproc, rest = take_nproc(argv)
-    request = config.parse(finetune.config.FinetuneConfig, rest, "python -m launch finetune [--nproc N]")
+    request = cli.parse(finetune.config.FinetuneConfig, rest, "python -m launch finetune [--nproc N]")
     manifest.read(request.task, "task", "--task")
     for name, path in request.models.items():
         finetune.sweep.check_model(name, path, request.length)
@@ -123,4 +124,4 @@ def run_together(commands: list[list[str]], variables: dict[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    config.main({"pretrain": pretrain_, "finetune": finetune_}, "launch")
+    cli.main({"pretrain": pretrain_, "finetune": finetune_}, "launch")

@@ -4,7 +4,8 @@ import os
 
 import torch
 
-from asa import config, dist
+import cli
+from asa import dist
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
@@ -12,7 +13,7 @@ from pretrain.loop import train
 
 def run(argv: list[str]) -> None:
     """Pre-train in this process, one of those the launcher started (or the only one)."""
-    request = config.parse(PretrainConfig, argv, "python -m pretrain run")
+    request = cli.parse(PretrainConfig, argv, "python -m pretrain run")
     cuda = torch.cuda.is_available()
     check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
@@ -27,10 +28,10 @@ def run(argv: list[str]) -> None:
 
 def export_(argv: list[str]) -> None:
     """Write a checkpoint as a Hugging Face folder, logits parity asserted."""
-    request = config.parse(ExportConfig, argv, "python -m pretrain export")
+    request = cli.parse(ExportConfig, argv, "python -m pretrain export")
     difference = export(request)
     print(f"{request.out}: largest logit difference from the trained module {difference:.1e}")
 
 
 if __name__ == "__main__":
-    config.main({"run": run, "export": export_}, "pretrain")
+    cli.main({"run": run, "export": export_}, "pretrain")

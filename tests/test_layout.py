@@ -60,7 +60,7 @@ def test_every_folder_has_code() -> None:
 @pytest.mark.parametrize("file", of("asa"))
 def test_the_library_knows_no_stage_no_flags_and_no_environment(file: str) -> None:
     tree = parse(file)
-    assert imports(tree) & {*STAGES, "launch", "benchmarks", "tests", "argparse"} == set()
+    assert imports(tree) & {*STAGES, "launch", "benchmarks", "tests", "cli", "argparse", "jsonargparse", "sys"} == set()
     assert not reads_environment(tree)
 
 

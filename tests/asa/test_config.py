@@ -7,9 +7,9 @@ import pytest
 import yaml
 from pydantic import Field
 
-from asa import config as configs
-from asa.config import config, from_dict, guard, parse, save_yaml, sha256_of, to_dict
+from asa.config import config, from_dict, save_yaml, sha256_of, to_dict
 from asa.errors import RequestError, WorkError
+from cli import guard, main, parse
 
 
 @config
@@ -183,6 +183,6 @@ def test_main_dispatches_and_helps(argv: list[str], code: int, capsys: pytest.Ca
         """Runs."""
 
     with pytest.raises(SystemExit) as exit_:
-        configs.main({"run": run}, "prog", argv)
+        main({"run": run}, "prog", argv)
     assert exit_.value.code == code
     assert ("did you mean 'run'?" in capsys.readouterr().err) == (argv == ["rnu"])

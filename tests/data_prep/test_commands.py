@@ -12,7 +12,8 @@ import yaml
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from asa.config import from_dict, main
+from asa.config import from_dict
+from cli import main
 from data_prep import __main__ as commands
 from data_prep.config import BuildConfig
 from data_prep.leads import load, split_of

@@ -9,8 +9,9 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 from asa import manifest, record
-from asa.config import parse, to_dict
+from asa.config import to_dict
 from asa.errors import RequestError
+from cli import parse
 from finetune.__main__ import main
 from finetune.config import FinetuneConfig
 from finetune.loop import Run
