@@ -2,6 +2,12 @@
 PYTHON ?= python3
 MODEL ?= bert-tiny
 SIZE ?= full
+ifeq ($(filter bert-tiny minilm,$(MODEL)),)
+$(error MODEL is "$(MODEL)", allowed: bert-tiny, minilm)
+endif
+ifeq ($(filter full smoke,$(SIZE)),)
+$(error SIZE is "$(SIZE)", allowed: full, smoke)
+endif
 PY := .venv/bin/python
 
 DATA := data/quickstart-$(MODEL)
@@ -16,12 +22,12 @@ PRETRAIN_ARGS := --steps 120 --global_batch 32 --micro_batch 16 --optim.lr 3e-4 
 FINETUNE_ARGS := --max_steps 60 --optim.lr 5e-5
 endif
 
-.PHONY: setup quickstart test test-slow test-gpu reliability lint check clean
+.PHONY: setup quickstart test test-slow test-gpu reliability lint
 setup: .venv/.done
 
 .venv/.done: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; set PYTHON="'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv || { echo "no virtual environment was made: is python3-venv installed?" >&2; exit 1; }
 	$(PY) -m pip install -q -c constraints.txt torch
 	$(PY) -m pip install -q -c constraints.txt -e ".[dev]"
 	touch $@

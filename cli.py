@@ -18,15 +18,15 @@ T = TypeVar("T")
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
-def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "") -> T:
+def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "", notes: str = "") -> T:
     """Read `--config FILE` and dotted overrides into `cls`; --help and --print_config come with it.
 
-    Args: positional names the field that the arguments before the first flag stand for.
+    Args: positional names the field that the arguments before the first flag stand for; notes end the help text.
     Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range; RequestError for a stray
         argument.
     """
     arguments = _bracketed(cls, _named(cls, list(argv), positional))
-    parser = _Parser(prog=prog, description=cls.__doc__, known=field_names(cls))
+    parser = _Parser(prog=prog, description=cls.__doc__, epilog=notes, known=field_names(cls))
     parser.add_argument("--config", action="config", help="YAML file with any of the keys below.")
     parser.add_class_arguments(cls)
     namespace = parser.parse_args(arguments)
@@ -68,8 +68,13 @@ def _sequences(cls: Any) -> dict[str, Any]:
     return found
 
 
-def main(commands: dict[str, Callable[[list[str]], None]], prog: str, argv: Sequence[str] | None = None) -> NoReturn:
-    """Dispatch `prog COMMAND ...` and turn the two deliberate errors into one line and their exit code."""
+def main(
+    commands: dict[str, Callable[[list[str]], None]],
+    prog: str,
+    argv: Sequence[str] | None = None,
+    quiet: bool = False,
+) -> NoReturn:
+    """Dispatch `prog COMMAND ...`; a deliberate error becomes one line (none if `quiet`) and its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: python -m {prog} {{{'|'.join(commands)}}} [--help] ...")
@@ -81,19 +86,17 @@ def main(commands: dict[str, Callable[[list[str]], None]], prog: str, argv: Sequ
         hint = difflib.get_close_matches(name, commands, n=1)
         print(f"error: no command {name!r}; {did_you_mean(hint)}one of {', '.join(commands)}", file=sys.stderr)
         sys.exit(2)
-    sys.exit(guard(lambda: commands[name](rest)))
+    sys.exit(guard(lambda: commands[name](rest), quiet))
 
 
-def guard(work: Callable[[], None]) -> int:
+def guard(work: Callable[[], None], quiet: bool = False) -> int:
     """Run `work`; the exit code its outcome stands for, with one line on stderr for a deliberate error."""
     try:
         work()
-    except RequestError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except WorkError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except (RequestError, WorkError) as error:
+        if not quiet:
+            print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, RequestError) else 1
     return 0
 
 

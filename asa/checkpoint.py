@@ -5,6 +5,7 @@ so that exporting needs no engine), hf/ (model config and tokenizer), manifest.j
 need no state: samples, masks and dropout are functions of (seed, step).
 """
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,8 @@ def load(folder: Path, engine: Engine, method: Method) -> dict[str, Any]:
 def complete(root: Path) -> list[Path]:
     """Finished checkpoints below `root`, oldest first."""
     folders = (path.parent for path in root.glob("step-*/" + manifest.NAME))
-    # A save that was cut off just before its rename has a manifest too.
-    return sorted((folder for folder in folders if folder.suffix != ".partial"), key=_step)
+    # Others are copies that somebody made, or saves that were cut off just before their rename.
+    return sorted((folder for folder in folders if re.fullmatch(r"step-\d+", folder.name)), key=_step)
 
 
 def find(folder: Path, flag: str) -> Path:

@@ -1,10 +1,14 @@
 """Rank helpers that are the identity in a single process, so one code path serves both."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+
+from asa.errors import RequestError, WorkError
 
 
 def active() -> bool:
@@ -52,3 +56,17 @@ def init(cuda: bool, launched: bool) -> None:
 def close() -> None:
     if active():
         torch_dist.destroy_process_group()
+
+
+def on_main(work: Callable[[], None]) -> None:
+    """Run `work` on rank 0. Its deliberate errors are raised on every rank, so that none waits for a lost one."""
+    outcome: list[Exception | None] = [None]
+    if is_main():
+        try:
+            work()
+        except (RequestError, WorkError) as error:
+            outcome = [error]
+    if world() > 1:
+        torch_dist.broadcast_object_list(outcome)
+    if outcome[0] is not None:
+        raise outcome[0]

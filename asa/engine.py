@@ -229,7 +229,7 @@ class DeepSpeedEngine(_Passes):
 
 
 def deepspeed_settings(optim: OptimConfig, zero: int, precision: Precision, micro_batch: int) -> dict[str, Any]:
-    """DeepSpeed's whole configuration; absent keys have defaults that surprise (gradient_clipping 1.0, for one)."""
+    """DeepSpeed's configuration with every key we rely on: absent ones have defaults that surprise (clipping at 1)."""
     return {
         "train_batch_size": micro_batch * dist.world(),
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -247,7 +247,16 @@ def deepspeed_settings(optim: OptimConfig, zero: int, precision: Precision, micr
             "reduce_bucket_size": 50_000_000,
             "allgather_bucket_size": 50_000_000,
             "allgather_partitions": True,
+            "use_multi_rank_bucket_allreduce": True,
             "round_robin_gradients": False,
+            "ignore_unused_parameters": True,
+            "load_from_fp32_weights": True,
+            "elastic_checkpoint": False,
+            "compute_grad_norm": True,
+            "sub_group_size": 1_000_000_000,
+            "stage3_max_live_parameters": 1_000_000_000,
+            "stage3_max_reuse_distance": 1_000_000_000,
+            "stage3_prefetch_bucket_size": 50_000_000,
             "stage3_param_persistence_threshold": 0,
             "stage3_gather_16bit_weights_on_model_save": False,
         },

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -14,13 +15,34 @@ from asa.errors import RequestError
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
-def check_model(folder: Path, flag: str) -> None:
-    """Raises RequestError unless `folder` holds a complete Hugging Face model of a supported family."""
+def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> None:
+    """Raises RequestError unless `folder` holds a complete Hugging Face model of a supported family.
+
+    Args: length and vocab are the tokens per row and the ids it must be able to read.
+    """
     if not (folder / "config.json").is_file():
         raise RequestError(f"{folder} has no config.json; give a Hugging Face model folder by {flag}")
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise RequestError(f"{folder} has no weights ({' or '.join(WEIGHTS)}); give a complete folder by {flag}")
-    family(json.loads((folder / "config.json").read_text()).get("model_type", "unknown"), flag)
+    settings = _read_json(folder / "config.json", flag)
+    family(settings.get("model_type", "unknown"), flag)
+    if length > settings.get("max_position_embeddings", length):
+        most = settings["max_position_embeddings"]
+        raise RequestError(f"{folder} reads at most {most} tokens, rows have {length}; make shorter rows or set {flag}")
+    if vocab > settings.get("vocab_size", vocab):
+        have = settings["vocab_size"]
+        raise RequestError(f"{folder} has embeddings for {have} ids, the rows use {vocab}; set {flag}")
+    index = folder / WEIGHTS[1]
+    parts = set(_read_json(index, flag)["weight_map"].values()) if index.is_file() else set()
+    if lost := sorted(name for name in parts if not (folder / name).is_file()):
+        raise RequestError(f"{folder} lacks {lost[0]}, which {index.name} lists; give a complete folder by {flag}")
+
+
+def _read_json(path: Path, flag: str) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        raise RequestError(f"{path} is damaged: it is no JSON; give a complete folder by {flag}") from None
 
 
 def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:

@@ -86,6 +86,12 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def replaceable(folder: Path, kind: str, flag: str) -> None:
+    """Raises RequestError where something stands at `folder` that is not a finished folder of `kind`."""
+    if folder.exists() and not ((folder / NAME).is_file() and _read(folder, kind, flag)):
+        raise RequestError(f"{folder} exists and holds no {kind}, so it is not replaced; set another {flag}")
+
+
 @contextmanager
 def staging(folder: Path) -> Iterator[Path]:
     """A fresh sibling folder that becomes `folder` on success and vanishes on any exception."""

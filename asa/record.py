@@ -6,6 +6,7 @@ metrics.jsonl has one JSON object per line: {"event": "start", ...facts}, any nu
 
 import json
 import platform
+import shutil
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -38,6 +39,8 @@ class Record:
         partial = self.path.with_suffix(".partial")
         partial.write_text("".join(lines))
         partial.rename(self.path)
+        if resume is None:
+            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume)
 
     def log(self, event: str, step: int, values: Mapping[str, Value]) -> None:

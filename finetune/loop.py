@@ -168,7 +168,7 @@ def build(run: Run, config: FinetuneConfig, classes: list[str]) -> TaskModel:
         ignore_mismatched_sizes=True,
     )
     seed_all(run.seed, ADVERSARY, 0)
-    return TaskModel(model, "classification", config.asa if run.method == "asa" else None)
+    return TaskModel(model, "classification", config.asa if METHODS[run.method](config.asa).uses_adversary else None)
 
 
 def steps_of(config: FinetuneConfig, rows: int) -> int:

@@ -6,37 +6,48 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 
 import cli
-import finetune.config
-import finetune.sweep
-import pretrain.config
 from asa import manifest
 from asa.errors import RequestError
+from finetune.config import FinetuneConfig
+from finetune.sweep import check_model
+from pretrain.config import PretrainConfig, check
+from pretrain.resume import newest
+
+NPROC = "--nproc N: processes to start; default: one per GPU, or two on a machine without"
+GRACE = 30  # seconds between a forwarded signal and SIGKILL
 
 
 def pretrain_(argv: list[str]) -> None:
-    """Start pre-training under the deepspeed launcher on every GPU, or with --nproc processes."""
-    nproc, rest = take_nproc(argv)
-    request = cli.parse(pretrain.config.PretrainConfig, rest, "python -m launch pretrain [--nproc N]")
-    pretrain.config.check(request, nproc, torch.cuda.is_available())
+    """Start pre-training under the deepspeed launcher, on every GPU or with --nproc processes."""
+    given, rest = take_nproc(argv)
+    request = cli.parse(PretrainConfig, rest, "python -m launch pretrain [--nproc N]", notes=NPROC)
+    # Without --nproc: as many of the devices as can share the global batch.
+    nproc = given or next(n for n in range(devices(), 0, -1) if request.global_batch % n == 0)
+    check(request, nproc, torch.cuda.is_available())
+    # Ranks verify as well; a damaged file found here is one line instead of one among the launcher's.
+    manifest.verify(request.data, "shards", "--data")
+    newest(request, nproc)
     command, settings = deepspeed_command(nproc, ["pretrain", "run", *rest]), environment(nproc)
     show(command, settings)
-    # Becoming the launcher makes its signals and exit code ours.
-    os.execvpe(command[0], command, os.environ | settings)
+    sys.exit(run_together([command], os.environ | settings))
 
 
 def finetune_(argv: list[str]) -> None:
     """Fine-tune models x methods x seeds, --nproc runs at a time, each on one device."""
-    nproc, rest = take_nproc(argv)
-    request = cli.parse(finetune.config.FinetuneConfig, rest, "python -m launch finetune [--nproc N]")
-    manifest.read(request.task, "task", "--task")
+    given, rest = take_nproc(argv)
+    nproc = given or devices()
+    request = cli.parse(FinetuneConfig, rest, "python -m launch finetune [--nproc N]", notes=NPROC)
+    manifest.verify(request.task, "task", "--task")
     for name, path in request.models.items():
-        finetune.sweep.check_model(name, path, request.length)
+        check_model(name, path, request.length)
     settings = environment(nproc)
     workers = [[sys.executable, "-m", "finetune", "run", *rest, "--worker", f"{i}/{nproc}"] for i in range(nproc)]
     for command in workers:
@@ -44,12 +55,8 @@ def finetune_(argv: list[str]) -> None:
     sys.exit(run_together(workers, os.environ | settings))
 
 
-def take_nproc(argv: list[str]) -> tuple[int, list[str]]:
-    """Split --nproc N off; default: one process per GPU, or two on a machine without (one where it has one core).
-
-    Raises: RequestError for a count below 1 or above the GPUs (without any: the cores) present.
-    """
-    gpus = torch.cuda.device_count()
+def take_nproc(argv: list[str]) -> tuple[int | None, list[str]]:
+    """Split --nproc N off. Raises RequestError unless 1 <= N <= the GPUs (without any: the cores) present."""
     value, rest = None, []
     arguments = iter(argv)
     for argument in arguments:
@@ -60,11 +67,16 @@ def take_nproc(argv: list[str]) -> tuple[int, list[str]]:
         else:
             rest.append(argument)
     if value is None:
-        return gpus or min(2, cores()), rest
-    most = gpus or cores()
+        return None, rest
+    most = torch.cuda.device_count() or cores()
     if not value.isdigit() or not 1 <= int(value) <= most:
         raise RequestError(f"nproc = {value!r}: allowed: 1 to {most} on this machine; set --nproc")
     return int(value), rest
+
+
+def devices() -> int:
+    """Processes to start by default: one per GPU, or two on a machine without (one where it has one core)."""
+    return torch.cuda.device_count() or min(2, cores())
 
 
 def cores() -> int:
@@ -107,20 +119,34 @@ def show(command: list[str], settings: dict[str, str]) -> None:
 
 
 def run_together(commands: list[list[str]], variables: dict[str, str]) -> int:
-    """Run the commands side by side, pass SIGTERM and SIGINT on to them; the first exit code that is not 0."""
-    children = [subprocess.Popen(command, env=variables) for command in commands]
+    """Run the commands side by side; SIGTERM and SIGINT go to all of their processes. The first failure's exit code.
+
+    Each command leads a session of its own: the deepspeed launcher passes no SIGTERM on to the ranks.
+    """
+    children = [subprocess.Popen(command, env=variables, start_new_session=True) for command in commands]
 
     def stop(number: int, frame: object) -> NoReturn:
         for child in children:
-            child.send_signal(number)
-        for child in children:
-            child.wait()
+            end_session(child, number)
         sys.exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     codes = [child.wait() for child in children]
-    return next((code for code in codes if code), 0)
+    # A negative code is a signal's number: the work failed.
+    return next((code if code > 0 else 1 for code in codes if code), 0)
+
+
+def end_session(child: subprocess.Popen[bytes], number: int) -> None:
+    """Signal every process of the child's session; after GRACE seconds kill those that are left."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
+        for _ in range(GRACE * 5):
+            child.poll()
+            time.sleep(0.2)
+            os.killpg(child.pid, 0)  # raises when nobody is left
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 if __name__ == "__main__":

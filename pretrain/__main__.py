@@ -16,7 +16,9 @@ def run(argv: list[str]) -> None:
     request = cli.parse(PretrainConfig, argv, "python -m pretrain run")
     cuda = torch.cuda.is_available()
     check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    # DeepSpeed asks for it even where no launcher has set it.
+    os.environ.setdefault("LOCAL_RANK", "0")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     dist.init(cuda, launched="RANK" in os.environ)
@@ -34,4 +36,5 @@ def export_(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.main({"run": run, "export": export_}, "pretrain")
+    # Ranks fail together and for the same reason: one of them says it.
+    cli.main({"run": run, "export": export_}, "pretrain", quiet=os.environ.get("RANK", "0") != "0")

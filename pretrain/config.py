@@ -1,16 +1,16 @@
 """The typed configuration of a pre-training run, and the checks that need no model."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from asa import hf, manifest
 from asa.adversary import ASAConfig
 from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
+from asa.methods import MethodName
 from asa.optim import OptimConfig
 
 
@@ -24,14 +24,14 @@ class PretrainConfig:
     """Hugging Face folder to start from; its tokenizer must be the one of the shards."""
     out: Path
     """Run folder: record, TensorBoard, checkpoints. An unfinished run in it is continued."""
-    method: Literal["vanilla", "asa"] = "asa"
-    """Training method: plain MLM (the paper's control) or Adversarial Self-Attention (Eq. 10)."""
+    method: MethodName = "asa"
+    """Training method: vanilla (plain MLM, the paper's control) or asa (Adversarial Self-Attention, Eq. 10)."""
     steps: Annotated[int, Field(ge=1)] = 20_000
     """Optimizer steps."""
     global_batch: Annotated[int, Field(ge=1)] = 1024
     """Rows per optimizer step over all processes; the samples of a step depend on it and the seed alone."""
     micro_batch: Annotated[int, Field(ge=1)] = 128
-    """Rows per forward pass of one process; global_batch must be a multiple of micro_batch * processes."""
+    """Rows per forward pass of one process at most; the largest that divides its share of global_batch is taken."""
     mask_share: Annotated[float, Field(gt=0, le=0.5)] = 0.15
     """Share of a row's real tokens that are predicted."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -55,37 +55,31 @@ class PretrainConfig:
     keep: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> "PretrainConfig":
-        if self.global_batch % self.micro_batch:
-            raise ValueError(
-                f"global_batch {self.global_batch} is no multiple of micro_batch {self.micro_batch}; set --micro_batch"
-            )
-        return self
+    def micro(self, world: int) -> int:
+        """Rows per forward pass when `world` processes share the global batch."""
+        share = self.global_batch // world
+        return next(size for size in range(min(self.micro_batch, share), 0, -1) if share % size == 0)
 
     def slots(self, world: int) -> int:
         """Micro-batches per optimizer step and process."""
-        return self.global_batch // (self.micro_batch * world)
+        return self.global_batch // (self.micro(world) * world)
 
 
 def check(config: PretrainConfig, world: int, cuda: bool) -> None:
     """Refuse, before any model is built, what cannot run. Raises RequestError or WorkError."""
     if config.precision == "fp16" and not cuda:
         raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
-    if config.global_batch % (config.micro_batch * world):
+    if config.global_batch % world:
         raise RequestError(
-            f"global_batch {config.global_batch} is no multiple of micro_batch {config.micro_batch} x {world}"
-            f" processes; set --micro_batch to a divisor of {config.global_batch / world:g}, --global_batch or --nproc"
+            f"global_batch {config.global_batch} cannot be shared by {world} processes;"
+            f" set --global_batch to a multiple of {world}, or --nproc"
         )
     facts = manifest.read(config.data, "shards", "--data")
-    hf.check_model(config.model, "--model")
+    for split, rows in facts["rows"].items():
+        if not rows:
+            raise RequestError(f"{config.data} has no {split} row; build it from more text or with another --heldout")
+    hf.check_model(config.model, "--model", facts["length"], facts["vocab_size"])
     _check_tokenizer(config, facts)
-    rows = json.loads((config.model / "config.json").read_text())["vocab_size"]
-    if rows < facts["vocab_size"]:
-        raise RequestError(
-            f"{config.model} has embeddings for {rows} ids, its tokenizer and the shards use {facts['vocab_size']};"
-            f" give a model that fits its tokenizer by --model"
-        )
 
 
 def _check_tokenizer(config: PretrainConfig, facts: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ class Batches:
         self.train = Rows(folder, "train")
         self.heldout = Rows(folder, "heldout")
         self.order = Order(len(self.train), seed, global_batch)
+        self.length: int = facts["length"]
         self.seed, self.share, self.rank, self.world = seed, share, rank, world
 
     def step(self, step: int, slots: int) -> list[Batch]:

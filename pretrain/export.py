@@ -15,6 +15,7 @@ from asa.engine import load_parameters
 from asa.errors import RequestError, WorkError
 from asa.model import TaskModel
 
+KIND = "export"
 PARITY = 1e-5  # largest difference of a logit, absolute
 
 
@@ -37,6 +38,7 @@ def export(request: ExportConfig) -> float:
     """
     if request.out.exists() and not request.overwrite:
         raise RequestError(f"{request.out} exists; set --overwrite true to replace it, or another --out")
+    manifest.replaceable(request.out, KIND, "--out")
     source = checkpoint.find(request.checkpoint, "--checkpoint")
     state, facts = checkpoint.read_model(source, "--checkpoint")
     trained = TaskModel(hf.new_mlm(source / "hf"), "mlm").eval()
@@ -53,6 +55,7 @@ def export(request: ExportConfig) -> float:
             raise WorkError(
                 f"the exported logits differ from the trained ones by {difference:.1e}, more than {PARITY:g}"
             )
+        manifest.write(folder, KIND, {"source": source.name, "step": facts["step"], "parity": difference})
     return difference
 
 

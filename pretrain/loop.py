@@ -2,8 +2,6 @@
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,21 +12,21 @@ from transformers import PreTrainedTokenizerBase
 
 from asa import checkpoint, dist, hf, manifest
 from asa.config import save_yaml, to_dict
-from asa.engine import DeepSpeedEngine, Engine
-from asa.errors import RequestError, WorkError
+from asa.engine import DeepSpeedEngine, Engine, StepStats
+from asa.errors import WorkError
 from asa.losses import task_loss
 from asa.methods import METHODS, At, Method
 from asa.model import TaskModel
 from asa.record import Record, environment, numbers
 from pretrain.config import PretrainConfig
 from pretrain.data import Batches
-
-FREE_TO_CHANGE = ("out", "log_every", "eval_every", "eval_rows", "save_every", "keep", "micro_batch", "data", "model")
+from pretrain.progress import Stopwatch, postfix, progress_bar
+from pretrain.resume import newest, only_run, shards_sha256
 
 
 @dataclass
 class Run:
-    """What the loop works on."""
+    """What the loop works on, and how far it is."""
 
     config: PretrainConfig
     engine: Engine
@@ -36,78 +34,111 @@ class Run:
     batches: Batches
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
-    first: int  # step to begin with; more than 0 when resumed
-    shards: str  # hash of the shard manifest, so that a resumed run reads the same rows
+    step: int = 0
+    seconds: float = 0.0  # of earlier parts of a resumed run
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.config.global_batch * self.batches.length
 
 
 def train(config: PretrainConfig, device: torch.device) -> None:
-    """Run or continue pre-training in `config.out`; every rank calls it. Raises WorkError on a non-finite loss."""
-    run = build(config, device)
-    if run.first >= config.steps:
-        _say(f"{config.out} is finished: step {run.first} of {config.steps}")
-        return
-    resumed = run.first or None
-    record = Record(config.out, _facts(run), active=dist.is_main(), resume=resumed)
-    if dist.is_main():
-        save_yaml(config, config.out / "config.yaml")
-    started, tokens = time.perf_counter(), 0
-    with _progress(run) as bar:
-        if not resumed:
-            scores = evaluate(run)
-            record.log("eval", 0, scores)
-            _show(bar, 0, scores)
-        for step in range(run.first, config.steps):
-            clock = time.perf_counter()
-            terms, stats = _update(run, step)
-            tokens += _tokens(run)
-            done = step + 1
-            if done % config.log_every == 0 or done == config.steps:
-                values = _read_terms(terms, step)
-                seconds = time.perf_counter() - clock
-                values |= {"lr": stats.lr, "grad_norm": float(stats.grad_norm), "tokens_per_s": _tokens(run) / seconds}
-                record.log("train", done, values)
-                bar.set_postfix_str(_postfix(values), refresh=False)
-            bar.update()
-            if done % config.eval_every == 0 or done == config.steps:
-                scores = evaluate(run)
-                record.log("eval", done, scores)
-                _show(bar, done, scores)
-            if done % config.save_every == 0 or done == config.steps:
-                save(run, done)
-    record.end({"seconds": time.perf_counter() - started, "tokens": tokens, "steps": config.steps})
+    """Run or continue pre-training in `config.out`; every rank calls it.
+
+    Raises: RequestError where `config.out` belongs to another request, WorkError for damaged input or a diverged run.
+    """
+    dist.on_main(lambda: _verify(config))
+    with only_run(config.out):
+        run = build(config, device)
+        resumed = run.step or None
+        record = Record(config.out, _facts(run), active=dist.is_main(), resume=resumed)
+        if dist.is_main():
+            save_yaml(config, config.out / "config.yaml")
+        began = time.perf_counter() - run.seconds
+        with progress_bar(config.method, run.step, config.steps) as bar:
+            if not resumed:
+                _evaluate_and_log(run, record, bar)
+            _steps(run, record, bar, began)
+        record.end(
+            {"seconds": time.perf_counter() - began, "tokens": run.step * run.tokens_per_step, "steps": run.step}
+        )
 
 
 def build(config: PretrainConfig, device: torch.device) -> Run:
     """Model, engine, method and data, at the position of the newest checkpoint in `config.out` if there is one."""
-    if dist.is_main():
-        manifest.verify(config.data, "shards", "--data")
-    dist.barrier()
     model, new = hf.load_mlm(config.model, config.seed)
     if new:
         _say(f"{config.model} has no {', '.join(new)}: drawn from seed {config.seed}")
     torch.manual_seed(config.seed)
-    module = TaskModel(model, "mlm", config.asa if config.method == "asa" else None)
-    engine = DeepSpeedEngine(
-        module, config.optim, config.steps, device, config.zero, config.precision, config.micro_batch
-    )
+    method = METHODS[config.method](config.asa)
+    module = TaskModel(model, "mlm", config.asa if method.uses_adversary else None)
+    updates, micro = config.steps * method.replays, config.micro(dist.world())
+    engine = DeepSpeedEngine(module, config.optim, updates, device, config.zero, config.precision, micro)
     batches = Batches(config.data, config.seed, config.global_batch, config.mask_share, dist.rank(), dist.world())
-    tokenizer = hf.load_tokenizer(config.model, "--model")
-    shards = manifest.file_sha256(config.data / manifest.NAME)
-    run = Run(config, engine, METHODS[config.method](config.asa), batches, tokenizer, device, 0, shards)
-    found = checkpoint.complete(config.out / "checkpoints")
+    run = Run(config, engine, method, batches, hf.load_tokenizer(config.model, "--model"), device)
+    found = newest(config, dist.world())
     if found:
-        _resume(run, found[-1])
+        facts = checkpoint.load(found, engine, method)
+        run.step, run.seconds = facts["step"], facts["seconds"]
+        _say(f"continuing {config.out} from step {run.step} of {config.steps}")
     engine.module.train()
     return run
 
 
-def evaluate(run: Run) -> dict[str, Any]:
+def _verify(config: PretrainConfig) -> None:
+    """Every byte of the shards and of the checkpoint to continue from."""
+    manifest.verify(config.data, "shards", "--data")
+    found = newest(config, dist.world())
+    if found:
+        manifest.verify(found, checkpoint.KIND, "--out")
+
+
+def _steps(run: Run, record: Record, bar: tqdm, began: float) -> None:
+    """The optimizer steps that are left, with their log lines, evaluations and checkpoints."""
+    config, watch = run.config, Stopwatch()
+    while run.step < config.steps:
+        terms, stats = _update(run)
+        run.step += 1
+        last = run.step == config.steps
+        watch.steps += 1
+        if run.step % config.log_every == 0 or last:
+            values = _read_terms(terms, run.step)
+            values |= {"lr": stats.lr, "grad_norm": float(stats.grad_norm)}
+            values["tokens_per_s"] = run.tokens_per_step * watch.rate()
+            record.log("train", run.step, values)
+            bar.set_postfix_str(postfix(values), refresh=False)
+        bar.update()
+        with watch.paused():
+            if run.step % config.eval_every == 0 or last:
+                _evaluate_and_log(run, record, bar)
+            if run.step % config.save_every == 0 or last:
+                _refuse_diverged(run, {"gradient norm": float(stats.grad_norm)} if stats.applied else {})
+                save(run, time.perf_counter() - began)
+
+
+def _evaluate_and_log(run: Run, record: Record, bar: tqdm) -> None:
+    scores = evaluate(run)
+    record.log("eval", run.step, scores)
+    if dist.is_main():
+        loss, accuracy = scores["heldout_loss"], scores["heldout_accuracy"]
+        bar.write(f"step {run.step}: held-out loss {loss:.3f}, accuracy {accuracy:.1%}")
+    _refuse_diverged(run, scores)
+
+
+def _refuse_diverged(run: Run, values: dict[str, float]) -> None:
+    """Raises WorkError, on every rank alike, where a value is not finite: such weights are never saved."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise WorkError(f"the {name} at step {run.step} is {value}; lower --optim.lr or look at that step's data")
+
+
+def evaluate(run: Run) -> dict[str, float]:
     """Held-out MLM loss and accuracy of the clean branch."""
     module = run.engine.module
     module.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=run.device)
     with torch.no_grad():
-        for batch in run.batches.heldout_batches(run.config.eval_rows, run.config.micro_batch):
+        for batch in run.batches.heldout_batches(run.config.eval_rows, run.config.micro(dist.world())):
             batch = batch.to(run.device)
             out = run.engine.probe(batch)
             right = (out.logits.argmax(-1) == batch.labels).sum()
@@ -118,19 +149,21 @@ def evaluate(run: Run) -> dict[str, Any]:
     return {"heldout_loss": loss, "heldout_accuracy": accuracy}
 
 
-def save(run: Run, step: int) -> None:
-    """A checkpoint after `step` optimizer steps."""
-    facts = {"config": to_dict(run.config), "shards": run.shards, "world": dist.world()}
-    checkpoint.save(run.config.out / "checkpoints", step, run.engine, run.method, run.tokenizer, facts, run.config.keep)
+def save(run: Run, seconds: float) -> None:
+    """A checkpoint of the run as it stands."""
+    shards = shards_sha256(run.config)
+    facts = {"config": to_dict(run.config), "shards": shards, "world": dist.world(), "seconds": seconds}
+    root = run.config.out / "checkpoints"
+    checkpoint.save(root, run.step, run.engine, run.method, run.tokenizer, facts, run.config.keep)
 
 
-def _update(run: Run, step: int) -> tuple[dict[str, Tensor], Any]:
+def _update(run: Run) -> tuple[dict[str, Tensor], StepStats]:
     """One optimizer step (or `replays` of them); this rank's share of the terms, still on the device."""
     config = run.config
-    dist.seed_all(config.seed, step, dist.rank())
-    window = [batch.to(run.device) for batch in run.batches.step(step, config.slots(dist.world()))]
+    dist.seed_all(config.seed, run.step, dist.rank())
+    window = [batch.to(run.device) for batch in run.batches.step(run.step, config.slots(dist.world()))]
     terms: dict[str, Tensor] = {}
-    stats = None
+    stats = StepStats(False, 0.0, 0.0)
     for replay in range(run.method.replays):
         terms = {}
         for slot, batch in enumerate(window):
@@ -142,29 +175,12 @@ def _update(run: Run, step: int) -> tuple[dict[str, Tensor], Any]:
 
 
 def _read_terms(terms: dict[str, Tensor], step: int) -> dict[str, Any]:
+    """The step's means over all ranks as numbers. Raises WorkError for a loss that is not finite."""
     # Terms may share a tensor (plain MLM: the loss is the task), which must not be summed twice.
-    values = numbers({name: dist.sum_(term.clone()) for name, term in terms.items()})
-    if not math.isfinite(float(values["loss"])):  # type: ignore[arg-type]
-        raise WorkError(
-            f"the loss of step {step} is {values['loss']}; lower --optim.lr or look at the data of that step"
-        )
+    values: dict[str, Any] = dict(numbers({name: dist.sum_(term.clone()) for name, term in terms.items()}))
+    if not math.isfinite(values["loss"]):
+        raise WorkError(f"the loss of step {step} is {values['loss']}; lower --optim.lr or look at that step's data")
     return values
-
-
-def _resume(run: Run, folder: Any) -> None:
-    facts = checkpoint.load(folder, run.engine, run.method)
-    mine, theirs = to_dict(run.config), facts["config"]
-    different = [key for key in mine if key not in FREE_TO_CHANGE and mine[key] != theirs.get(key)]
-    if facts["shards"] != run.shards:
-        different.append("data")
-    if facts["world"] != dist.world():
-        different.append("nproc")
-    if different:
-        raise RequestError(
-            f"{run.config.out} holds a run with another {', '.join(different)}; give what it had, or another --out"
-        )
-    run.first = facts["step"]
-    _say(f"continuing {run.config.out} from step {run.first}")
 
 
 def _facts(run: Run) -> dict[str, Any]:
@@ -179,34 +195,6 @@ def _facts(run: Run) -> dict[str, Any]:
     }
 
 
-def _tokens(run: Run) -> int:
-    return run.config.global_batch * run.batches.train.parts[0].shape[1]
-
-
-def _postfix(values: dict[str, Any]) -> str:
-    parts = [
-        f"{name} {values[name]:.3f}" for name in ("task", "asa_token", "asa_sentence", "penalty") if name in values
-    ]
-    if "masked_share" in values:
-        parts.append("masked " + "/".join(f"{share:.2f}" for share in values["masked_share"]))
-    return "  ".join([*parts, f"lr {values['lr']:.1e}", f"{values['tokens_per_s']:,.0f} tokens/s"])
-
-
-def _show(bar: tqdm, step: int, scores: dict[str, Any]) -> None:
-    if dist.is_main():
-        loss, accuracy = scores["heldout_loss"], scores["heldout_accuracy"]
-        bar.write(f"step {step}: held-out loss {loss:.3f}, accuracy {accuracy:.1%}")
-
-
 def _say(line: str) -> None:
     if dist.is_main():
         print(line, flush=True)
-
-
-@contextmanager
-def _progress(run: Run) -> Iterator[tqdm]:
-    label = f"pretrain {run.config.method}"
-    with tqdm(
-        total=run.config.steps, initial=run.first, desc=label, unit="step", disable=not dist.is_main(), mininterval=1
-    ) as bar:
-        yield bar

@@ -1,9 +1,11 @@
 """Compare our methods with what the released programs computed: `python -m tests.check_golden DIR`.
 
-Prints one line per golden file: name, largest relative error, ok or FAIL. Exit code 1 on any FAIL.
+Prints one line per golden file: name, largest relative error, ok or FAIL. Exit code 1 on any FAIL, 2 where no file
+could be checked.
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,8 +41,14 @@ def read(path: Path) -> tuple[Golden, dict[str, str]]:
 
 def error(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference relative to the largest expected value."""
-    scale = theirs.abs().max().clamp_min(1e-12)
-    return ((ours.double() - theirs.double()).abs().max() / scale).item()
+    return relative((ours.double() - theirs.double()).abs().max().item(), theirs.abs().max().item())
+
+
+def relative(difference: float, scale: float) -> float:
+    """`difference` / `scale`; 0 where both are zero. NaN on either side stays NaN, which passes no check."""
+    if difference == 0 and scale == 0:
+        return 0.0
+    return difference / scale if scale else difference * math.inf
 
 
 def kind_of(meta: dict[str, str]) -> Kind:
@@ -103,7 +111,8 @@ def gradient_errors(module: TaskModel, theirs: Golden) -> dict[str, float]:
     errors = {}
     for name, p in module.named_parameters():
         ours = torch.zeros_like(p) if p.grad is None else p.grad
-        errors[f"grad {name}"] = ((ours - theirs[name]).abs().max() / scales[name.rpartition(".")[0]]).item()
+        difference, scale = (ours - theirs[name]).abs().max(), scales[name.rpartition(".")[0]]
+        errors[f"grad {name}"] = relative(difference.item(), scale.item())
     return errors
 
 
@@ -127,7 +136,7 @@ def _forward_errors(engine: PlainEngine, batch: Batch, golden: Golden, config: A
     }
     for layer, keep in keeps.items():
         # Masks must agree exactly: one differing unit is an infinite error.
-        same = torch.equal(keep.detach().bool(), golden[f"keep.{layer}"].bool())
+        same = torch.equal(keep.detach().double(), golden[f"keep.{layer}"].double())
         errors[f"keep.{layer}"] = 0.0 if same else float("inf")
     return errors
 
@@ -135,24 +144,27 @@ def _forward_errors(engine: PlainEngine, batch: Batch, golden: Golden, config: A
 CHECKS: dict[str, Callable[[Golden, dict[str, str]], dict[str, float]]] = {"asa": check_asa}
 
 
+def verdict(errors: dict[str, float]) -> tuple[bool, str, float]:
+    """Whether every error is within TOLERANCE, and the worst error's name and value; NaN is the worst of all."""
+    worst = max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
+    return all(e <= TOLERANCE for e in errors.values()), worst, errors[worst]
+
+
 def main(folder: Path) -> int:
     torch.set_num_threads(1)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        print(f"error: no golden file (*.safetensors) in {folder}", file=sys.stderr)
-        return 2
-    failed = False
-    for path in files:
+    checked, failed = 0, 0
+    for path in sorted(folder.glob("*.safetensors")):
         check = CHECKS.get(path.name.split("_")[0])
         if check is None:
             print(f"{path.stem:16s} -         skipped: no method of this version computes it")
             continue
-        errors = check(*read(path))
-        worst = max(errors, key=lambda name: errors[name])
-        good = errors[worst] <= TOLERANCE
-        failed |= not good
-        print(f"{path.stem:16s} {errors[worst]:.1e}   {'ok' if good else f'FAIL at {worst}'}")
-    return int(failed)
+        good, worst, value = verdict(check(*read(path)))
+        checked, failed = checked + 1, failed + (not good)
+        print(f"{path.stem:16s} {value:.1e}   {'ok' if good else f'FAIL at {worst}'}")
+    if not checked:
+        print(f"error: no golden file ({'_*, '.join(CHECKS)}_*.safetensors) to check in {folder}", file=sys.stderr)
+        return 2
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

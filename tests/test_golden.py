@@ -1,13 +1,16 @@
 """Our methods compute what the released programs computed, and the check notices when they do not."""
 
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.check_golden import CHECKS, main, read
+from tests.check_golden import CHECKS, error, main, read, verdict
 
 GOLDEN = Path(__file__).parent / "golden"
 KNOWN = [path.stem for path in sorted(GOLDEN.glob("*.safetensors")) if path.name.split("_")[0] in CHECKS]
@@ -30,13 +33,29 @@ def shift_one_gradient(golden: dict[str, Tensor]) -> None:
     golden[name].view(-1)[5] += 1e-3 * golden[name].abs().max()
 
 
+def lose_one_gradient(golden: dict[str, Tensor]) -> None:
+    name = next(name for name in golden if name.startswith("grad.") and name.endswith("adversary.1.query.weight"))
+    golden[name].view(-1)[5] = math.nan
+
+
+def lose_a_weight(golden: dict[str, Tensor]) -> None:
+    """Not-a-number on our side: the forward pass spreads it to the logits."""
+    golden["param.classifier.bias"].view(-1)[0] = math.nan
+
+
 def shift_the_loss(golden: dict[str, Tensor]) -> None:
     golden["loss"] *= 1.0001
 
 
 @pytest.mark.parametrize(
     ("damage", "place"),
-    [(flip_one_unit, "keep.1"), (shift_one_gradient, "adversary.0.query.weight"), (shift_the_loss, "loss")],
+    [
+        (flip_one_unit, "keep.1"),
+        (shift_one_gradient, "adversary.0.query.weight"),
+        (lose_one_gradient, "adversary.1.query.weight"),
+        (lose_a_weight, "logits"),
+        (shift_the_loss, "loss"),
+    ],
 )
 def test_a_golden_file_that_differs_in_one_number_fails(
     damage: Callable[[dict[str, Tensor]], None], place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -50,5 +69,25 @@ def test_a_golden_file_that_differs_in_one_number_fails(
     assert line.endswith(place)
 
 
-def test_a_folder_without_golden_files_is_a_wrong_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("errors", [{"a": math.nan, "b": 1.0}, {"b": 1.0, "a": math.nan}])
+def test_not_a_number_is_the_worst_error_wherever_it_stands(errors: dict[str, float]) -> None:
+    good, worst, value = verdict(errors)
+    assert (good, worst) == (False, "a")
+    assert math.isnan(value)
+
+
+def test_an_expected_zero_is_met_by_zero_only() -> None:
+    zero = torch.zeros(3)
+    assert error(zero, zero) == 0
+    assert error(torch.tensor([0.0, 1e-30, 0.0]), zero) == math.inf
+    assert math.isnan(error(torch.tensor([0.0, math.nan, 0.0]), zero))
+
+
+@pytest.mark.parametrize("name", ["", "unknown_seq3.safetensors"])
+def test_a_folder_where_nothing_can_be_checked_is_a_wrong_request(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name:
+        shutil.copy(GOLDEN / "asa_seq3.safetensors", tmp_path / name)
     assert main(tmp_path) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

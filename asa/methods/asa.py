@@ -18,6 +18,8 @@ from asa.methods.base import At, Stateless
 class ASA(Stateless):
     """task + divergence(clean, attacked) + tau^2 * attended units / rows."""
 
+    uses_adversary = True
+
     def __init__(self, config: ASAConfig) -> None:
         self.config = config
 

@@ -26,6 +26,8 @@ class Method(Protocol):
     """Optimizer steps per window."""
     passes: int
     """Backward passes per micro-batch."""
+    uses_adversary: bool
+    """Whether the TaskModel must be built with adversaries."""
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]: ...
 
@@ -41,6 +43,7 @@ class Stateless:
 
     replays = 1
     passes = 1
+    uses_adversary = False
 
     def after_step(self, engine: Engine) -> None:
         """Nothing to keep up to date."""

@@ -20,6 +20,7 @@ class Counting:
     """A method with a state, so that restoring it shows."""
 
     replays = passes = 1
+    uses_adversary = False
 
     def __init__(self, count: float = 0) -> None:
         self.count = torch.tensor(float(count))

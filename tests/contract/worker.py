@@ -42,7 +42,9 @@ def build(method: str) -> TaskModel:
         attention_probs_dropout_prob=0.0,
         initializer_range=0.3,
     )
-    return TaskModel(BertForMaskedLM(shape), "mlm", ASAConfig(tau=0.3) if method == "asa" else None)
+    return TaskModel(
+        BertForMaskedLM(shape), "mlm", ASAConfig(tau=0.3) if METHODS[method](ASAConfig()).uses_adversary else None
+    )
 
 
 def micro_batch(step: int, slot: int, slots: int) -> Batch:

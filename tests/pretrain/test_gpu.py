@@ -11,6 +11,7 @@ import torch
 
 from asa import record
 from asa.config import save_yaml
+from asa.optim import OptimConfig
 from pretrain.config import PretrainConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
@@ -26,7 +27,7 @@ def curve(config: PretrainConfig, path: Path) -> list[float]:
 
 @pytest.mark.parametrize("method", ["vanilla", "asa"])
 def test_fp16_follows_the_fp32_loss_curve(request_: PretrainConfig, tmp_path: Path, method: str) -> None:
-    base = replace(request_, method=method, steps=60)
+    base = replace(request_, method=method, steps=60, optim=OptimConfig(lr=1e-2))
     half = curve(replace(base, precision="fp16", out=tmp_path / "fp16"), tmp_path / "fp16.yaml")
     full = curve(replace(base, out=tmp_path / "fp32"), tmp_path / "fp32.yaml")
     assert half[-1] == pytest.approx(full[-1], rel=0.02)

@@ -12,11 +12,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
 from asa import checkpoint, dist, manifest, record
+from asa.engine import DeepSpeedEngine
 from asa.errors import RequestError, WorkError
 from pretrain import export as export_module
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
+from pretrain.resume import newest, only_run
 from tests.pretrain.conftest import make_model
 
 CPU = torch.device("cpu")
@@ -92,10 +94,81 @@ def test_an_export_whose_logits_differ_is_not_published(
     assert not list(tmp_path.glob("export*"))
 
 
-def test_a_changed_setting_is_named_instead_of_continuing_with_it(request_: PretrainConfig) -> None:
-    train(replace(request_, steps=2), CPU)
-    with pytest.raises(RequestError, match="another steps, seed"):
-        train(replace(request_, seed=9), CPU)
+@pytest.fixture(scope="module")
+def finished(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory, one_process: None) -> PretrainConfig:
+    """A run of two steps."""
+    config = PretrainConfig(
+        data=shards, model=model, out=tmp_path_factory.mktemp("finished"), steps=2, global_batch=8, micro_batch=4
+    )
+    train(config, CPU)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", 9), ("zero", 3), ("method", "vanilla"), ("precision", "bf16"), ("micro_batch", 2), ("steps", 3)],
+)
+def test_a_changed_setting_is_named_instead_of_continuing_with_it(
+    finished: PretrainConfig, key: str, value: object
+) -> None:
+    with pytest.raises(RequestError, match=rf"another {key} \({getattr(finished, key)}\); give the same"):
+        train(replace(finished, **{key: value}), CPU)
+
+
+def test_another_number_of_processes_is_named(finished: PretrainConfig) -> None:
+    with pytest.raises(RequestError, match=r"another nproc \(1\)"):
+        newest(finished, world=2)
+
+
+def test_a_run_that_died_before_its_last_line_is_finished_when_started_again(
+    finished: PretrainConfig, tmp_path: Path
+) -> None:
+    config = replace(finished, out=tmp_path / "copy")
+    shutil.copytree(finished.out, config.out)
+    path = config.out / record.NAME
+    whole = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(whole[:-1]))
+    train(config, CPU)
+    assert record.finished(path)
+    assert path.read_text().splitlines(keepends=True)[:-1] == whole[:-1]
+
+
+def test_a_copy_of_a_checkpoint_is_none(finished: PretrainConfig, tmp_path: Path) -> None:
+    shutil.copytree(finished.out, tmp_path / "copy")
+    root = tmp_path / "copy" / "checkpoints"
+    shutil.copytree(root / "step-2", root / "step-2.bak")
+    assert checkpoint.complete(root) == [root / "step-2"]
+
+
+def test_two_runs_never_write_into_one_folder(finished: PretrainConfig) -> None:
+    with only_run(finished.out), pytest.raises(RequestError, match="another process is writing"):
+        train(finished, CPU)
+
+
+def test_diverged_weights_are_not_saved(request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = DeepSpeedEngine.step
+    monkeypatch.setattr(DeepSpeedEngine, "step", lambda self: step(self)._replace(grad_norm=float("nan")))
+    with pytest.raises(WorkError, match="gradient norm at step 2 is nan"):
+        train(replace(request_, eval_every=6), CPU)
+    assert checkpoint.complete(request_.out / "checkpoints") == []
+
+
+def test_exporting_over_anything_but_an_export_is_refused(finished: PretrainConfig, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for out in (tmp_path / "mine", finished.out, finished.out / "checkpoints" / "step-2"):
+        with pytest.raises(RequestError, match="--out"):
+            export(ExportConfig(checkpoint=finished.out, out=out, overwrite=True))
+    out = tmp_path / "export"
+    for _ in range(2):
+        export(ExportConfig(checkpoint=finished.out, out=out, overwrite=True))
+    assert (finished.out / "checkpoints" / "step-2" / manifest.NAME).is_file()
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_every_process_count_that_divides_the_batch_has_a_micro_batch(request_: PretrainConfig, world: int) -> None:
+    config = replace(request_, global_batch=24, micro_batch=5)
+    assert config.micro(world) <= 5
+    assert config.micro(world) * config.slots(world) * world == 24
 
 
 def test_a_damaged_checkpoint_is_refused_by_name(request_: PretrainConfig, tmp_path: Path) -> None:
@@ -147,7 +220,7 @@ def test_fp16_on_cpu(request_: PretrainConfig) -> None:
 
 
 def test_a_batch_that_the_processes_cannot_share(request_: PretrainConfig) -> None:
-    assert "--micro_batch" in refused(request_, world=3)
+    assert "--nproc" in refused(request_, world=3)
 
 
 def test_a_missing_model_and_one_without_weights(request_: PretrainConfig, model: Path, tmp_path: Path) -> None:
@@ -166,6 +239,23 @@ def test_a_model_with_fewer_embeddings_than_the_shards_have_ids(
     settings = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps(settings | {"vocab_size": settings["vocab_size"] - 1}))
     assert "embeddings for" in refused(replace(request_, model=small))
+
+
+def test_shards_without_heldout_rows(request_: PretrainConfig, shards: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    content = json.loads((copy / manifest.NAME).read_text())
+    content["facts"]["rows"]["heldout"] = 0
+    (copy / manifest.NAME).write_text(json.dumps(content))
+    assert "no heldout row" in refused(replace(request_, data=copy))
+
+
+def test_rows_longer_than_the_model_reads(request_: PretrainConfig, model: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(model, short)
+    settings = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 8}))
+    assert "at most 8 tokens" in refused(replace(request_, model=short))
 
 
 def test_an_unsupported_family_lists_the_supported_ones(request_: PretrainConfig, model: Path, tmp_path: Path) -> None:

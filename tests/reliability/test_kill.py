@@ -68,3 +68,15 @@ def test_killed_twice_and_started_again_it_ends_with_the_undisturbed_weights(
     assert start(config, rough).wait(timeout=400) == 0
     expected, found = (load_file(out / "checkpoints" / f"step-{STEPS}" / "model.safetensors") for out in (calm, rough))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_sigterm_to_the_launcher_leaves_no_process_behind(request_: PretrainConfig, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    save_yaml(replace(request_, steps=100_000, save_every=20, eval_every=100_000), config)
+    launcher = start(config, tmp_path / "run")
+    wait_for_checkpoint(launcher, tmp_path / "run", 0)
+    running = ranks(launcher)
+    assert len(running) == 2
+    launcher.terminate()
+    assert launcher.wait(timeout=60) == 128 + signal.SIGTERM
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in running)
