@@ -123,18 +123,29 @@ def run_together(commands: list[list[str]], variables: dict[str, str]) -> int:
 
     Each command leads a session of its own: the deepspeed launcher passes no SIGTERM on to the ranks.
     """
-    children = [subprocess.Popen(command, env=variables, start_new_session=True) for command in commands]
 
     def stop(number: int, frame: object) -> NoReturn:
-        for child in children:
-            end_session(child, number)
-        sys.exit(128 + number)
+        # Only unwinds: in here the interrupted wait() still holds the lock that another wait() would need.
+        raise Stopped(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    codes = [child.wait() for child in children]
+    children = [subprocess.Popen(command, env=variables, start_new_session=True) for command in commands]
+    try:
+        codes = [child.wait() for child in children]
+    except Stopped as stopped:
+        for child in children:
+            end_session(child, stopped.number)
+        return 128 + stopped.number
     # A negative code is a signal's number: the work failed.
     return next((code if code > 0 else 1 for code in codes if code), 0)
+
+
+class Stopped(Exception):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 def end_session(child: subprocess.Popen[bytes], number: int) -> None:
