@@ -1,17 +1,23 @@
 """ASA's adversary: one per self-attention layer, it decides which token pairs may attend (Wu et al. 2023, Eq. 5-8)."""
 
+import json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from asa.config import config
+from asa.config import config, to_dict
+from asa.errors import RequestError
 
+FILE = "adversary.safetensors"
 MASKED = -1e4  # score of a masked unit: tau is calibrated for this constant, so it is no option
 
-# B rows, L length (queries, then keys), D width
+# B rows, D width, H heads, L length (queries, then keys)
 
 
 @config
@@ -20,6 +26,12 @@ class ASAConfig:
 
     tau: Annotated[float, Field(gt=0, le=10)] = 0.3
     """Price of an attended unit, squared in the loss; lower attacks more (0.1 pre-training, 0.3 fine-tuning)."""
+    mask: Literal["hard", "gumbel"] = "hard"
+    """A unit is attended where its score is positive (hard), or by a draw with that log odds (gumbel)."""
+    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Divides the scores inside the gradient's sigmoid (after the noise, with mask gumbel)."""
+    heads: Literal["shared", "each"] = "shared"
+    """One keep map for all heads of a layer, or one each, scored over the head's share of the width."""
     reversal: Annotated[float, Field(gt=0, le=1)] = 1e-4
     """Scale of the reversed gradient: 1e-4 undoes the mask constant and keeps it out of the clip norm; released: 1."""
     empty_row: Literal["unmasked", "uniform"] = "unmasked"
@@ -27,11 +39,20 @@ class ASAConfig:
     penalty_rows: Literal["valid", "all"] = "valid"
     """The penalty counts the attended units of real queries only, or of padding queries too (released)."""
     masked_score: Literal["shifted", "replaced"] = "shifted"
-    """A masked unit's score is lowered by 1e4, or replaced by -1e4 at padding keys too (released)."""
+    """A masked unit's score is lowered by 1e4, or replaced by -1e4 at padding keys too (released; BERT's like only)."""
+    divergence: Literal["symmetric", "one_sided"] = "symmetric"
+    """Half the sum of both KL divergences, or KL(clean || attacked) alone."""
+    stop_gradient: bool = False
+    """The clean prediction is a fixed target: through the divergence only the attacked pass learns."""
     regression: Literal["squared", "batch_softmax"] = "squared"
     """Divergence of two regressions: squared error, or a softmax across the batch (released)."""
     token_mean: Literal["labelled", "rows"] = "labelled"
     """Token tasks: mean of the divergence over labelled tokens, or sum over all tokens divided by rows (released)."""
+    sentence: Literal["hidden_softmax", "head", "mse", "cosine"] = "hidden_softmax"
+    """MLM's sentence term at [CLS]: divergence of a softmax over the hidden axis, or of the MLM head's distributions;
+    mean squared difference; 1 - cosine."""
+    dropout: Literal["independent", "shared"] = "independent"
+    """The two passes draw their own dropout masks, or use the same."""
 
     @model_validator(mode="after")
     def _fits(self) -> "ASAConfig":
@@ -55,59 +76,109 @@ class ASAConfig:
 
 
 class _ReversedThreshold(torch.autograd.Function):
-    """1[x > 0] forwards; backwards the sigmoid's derivative, reversed and scaled.
+    """1[x > 0] forwards; backwards the derivative of sigmoid(x / temperature), reversed and scaled.
 
     Written as one function because hard + soft - soft.detach() is not exactly 0 or 1 in low precision.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: float, temperature: float) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.scale = scale
+        ctx.scale, ctx.temperature = scale, temperature
         return (x > 0).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        soft = torch.sigmoid(x)
-        return -ctx.scale * grads[0] * soft * (1 - soft), None
+        soft = torch.sigmoid(x / ctx.temperature)
+        return -ctx.scale / ctx.temperature * grads[0] * soft * (1 - soft), None, None
+
+
+def threshold(x: Tensor, scale: float, temperature: float = 1.0) -> Tensor:
+    """1 where x > 0, else 0; the sigmoid's gradient arrives at x reversed, times `scale`."""
+    keep = _ReversedThreshold.apply(x, scale, temperature)
+    assert isinstance(keep, Tensor)
+    return keep
+
+
+def logistic_noise(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """fp32 draws of the standard logistic distribution, the difference of two Gumbel draws."""
+    return torch.logit(torch.rand(shape, device=device), eps=torch.finfo(torch.float32).eps)
 
 
 class Adversary(nn.Module):
-    """Mask maker of one layer: two D x D maps, one keep map shared by all heads.
+    """Mask maker of one layer: two D x D maps, whose products are the keep map's scores.
 
     Source: Eq. 5-8; hard threshold with the sigmoid's straight-through gradient, as released.
     """
 
-    def __init__(self, width: int, reversal: float, init_std: float = 0.02) -> None:
+    def __init__(self, width: int, heads: int, config: ASAConfig, init_std: float = 0.02) -> None:
         super().__init__()
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
-        self.reversal = reversal
+        self.heads = heads if config.heads == "each" else 1
+        self.config = config
         for linear in (self.query, self.key):
             nn.init.normal_(linear.weight, std=init_std)
             nn.init.zeros_(linear.bias)
 
-    def scores(self, h_BLD: Tensor, pad_BL: Tensor) -> Tensor:
-        """Scores x_BLL in fp32; positive attends, padding keys at -1e4."""
+    def scores(self, h_BLD: Tensor, seen_BLL: Tensor) -> Tensor:
+        """Scores x_BLL, or x_BHLL with one map per head, at least in fp32: positive attends, -1e4 where not seen."""
         with torch.autocast(h_BLD.device.type, enabled=False):
-            h_BLD = h_BLD.detach().float()
-            q_BLD = F.linear(h_BLD, self.query.weight.float(), self.query.bias.float())
-            k_BLD = F.linear(h_BLD, self.key.weight.float(), self.key.bias.float())
-            x_BLL = q_BLD @ k_BLD.transpose(-1, -2) / h_BLD.shape[-1] ** 0.5
-            return x_BLL.masked_fill(pad_BL[:, None, :], MASKED)
+            h_BLD = _wide(h_BLD.detach())
+            q_BLD = F.linear(h_BLD, _wide(self.query.weight), _wide(self.query.bias))
+            k_BLD = F.linear(h_BLD, _wide(self.key.weight), _wide(self.key.bias))
+            if self.heads > 1:
+                q_BLD, k_BLD = (x_BLD.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x_BLD in (q_BLD, k_BLD))
+                seen_BLL = seen_BLL.unsqueeze(1)
+            x_BLL = q_BLD @ k_BLD.transpose(-1, -2) / q_BLD.shape[-1] ** 0.5
+            return x_BLL.masked_fill(~seen_BLL, MASKED)
 
-    def forward(self, h_BLD: Tensor, pad_BL: Tensor) -> Tensor:
-        """keep_BLL in {0, 1}, fp32; its gradient arrives reversed at this layer's parameters and nowhere else."""
-        x_BLL = self.scores(h_BLD, pad_BL)
-        keep_BLL = _ReversedThreshold.apply(x_BLL, self.reversal)
-        assert isinstance(keep_BLL, Tensor)
-        return keep_BLL
+    def forward(self, h_BLD: Tensor, seen_BLL: Tensor, noise_BLL: Tensor | None = None) -> Tensor:
+        """Keep map in {0, 1}, BLL or BHLL, at least in fp32; its gradient arrives reversed at this layer's parameters
+        and nowhere else. Args: noise (mask gumbel) is added to the scores."""
+        x_BLL = self.scores(h_BLD, seen_BLL)
+        if noise_BLL is not None:
+            x_BLL = x_BLL + noise_BLL
+        return threshold(x_BLL, self.config.reversal, self.config.temperature)
+
+    def noise(self, pad_BL: Tensor) -> Tensor | None:
+        """What forward takes as noise for rows of this shape: with mask gumbel a draw, else None."""
+        if self.config.mask == "hard":
+            return None
+        rows, length = pad_BL.shape
+        shape = (rows, self.heads, length, length) if self.heads > 1 else (rows, length, length)
+        return logistic_noise(shape, pad_BL.device)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """fp32, or fp64 where it already is."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 class Adversaries(nn.ModuleList):
     """One Adversary per self-attention layer, indexed bottom to top."""
 
-    def __init__(self, layers: int, width: int, config: ASAConfig) -> None:
-        super().__init__(Adversary(width, config.reversal) for _ in range(layers))
+    def __init__(self, layers: int, width: int, heads: int, config: ASAConfig) -> None:
+        super().__init__(Adversary(width, heads, config) for _ in range(layers))
         self.config = config
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write `folder`/adversary.safetensors, beside a model: weights and settings."""
+        state = {name: p.detach().contiguous().cpu() for name, p in self.state_dict().items()}
+        save_file(state, folder / FILE, metadata={"asa": json.dumps(to_dict(self.config))})
+
+    def load_pretrained(self, folder: Path) -> None:
+        """Read what save_pretrained wrote. Raises RequestError where there is none, or another shape or kind of map."""
+        try:
+            with safe_open(folder / FILE, "pt") as file:
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                heads = json.loads(file.metadata()["asa"])["heads"]
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise RequestError(f"{folder / FILE} is no saved adversary ({error}); give another folder") from None
+        if heads != self.config.heads:
+            raise RequestError(f"{folder / FILE} has heads {heads!r}, not {self.config.heads!r}; set --asa.heads")
+        try:
+            self.load_state_dict(state)
+        except RuntimeError:
+            raise RequestError(f"{folder / FILE} belongs to a model of another shape; give another folder") from None

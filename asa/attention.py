@@ -1,145 +1,119 @@
-"""Biased self-attention (Eq. 4 and 5) on an ordinary Hugging Face encoder, by hooks: no modelling code is copied.
+"""Biased self-attention (Eq. 4 and 5) on ordinary Hugging Face encoders, by hooks: no modelling code is copied.
 
-A forward hook before each self-attention module asks `Perturb.attend` for a keep map and turns it into the additive
-mask the module already takes, so eager and sdpa attention both work. The map travels as a keyword argument of the
-model's own forward, hence no state outlives a call.
+A hook before each self-attention module asks `Perturb.attend` for a keep map and turns it into the additive mask that
+the module already takes (DeBERTa, whose own masking blocks gradients: into its position scores). What a forward pass
+is to do lies in the model's Signal while the pass lasts, and while activation checkpointing repeats a part of it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from types import MethodType
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from asa.adversary import MASKED, Adversaries, ASAConfig
+from asa.adversary import Adversaries, ASAConfig
+from asa.biased import Seat, seat, unseat
 from asa.errors import RequestError
+from asa.families import family
+from asa.signal import Pass, Perturb, Signal, Tap
 
-# B rows, H heads, L length (queries, then keys), D width, K width of one head
+# B rows, D width, L length
 
-Attend = Callable[[int, Tensor, Tensor], Tensor]
-Tap = Callable[[int, Tensor], None]
-
-
-@dataclass(frozen=True)
-class Perturb:
-    """What an adversary does to one forward pass.
-
-    embed_BLD: added to the word embeddings (before position, type and LayerNorm).
-    attend: (layer, h_BLD, pad_BL) -> keep_BLL in [0, 1], 1 attended.
-    """
-
-    embed_BLD: Tensor | None = None
-    attend: Attend | None = None
-
-
-class Signal(NamedTuple):
-    """What the hooks need in one forward pass; handed down as the keyword argument `asa`."""
-
-    pad_BL: Tensor
-    attend: Attend | None
-    tap: Tap | None
-
-
-class Family(NamedTuple):
-    """Where an encoder family keeps its parts, as attribute paths."""
-
-    layers: str  # of the base model: the list of blocks
-    attention: str  # of a block: the module that scores queries against keys
-    mlm_head: str  # of the masked-LM model: hidden states -> logits
-
-
-FAMILIES = {"bert": Family("encoder.layer", "attention.self", "cls")}
-
-
-def family(model_type: str, flag: str = "--model") -> Family:
-    """The parts of a `config.model_type`. Raises RequestError listing the supported ones and naming `flag`."""
-    if model_type not in FAMILIES:
-        supported = ", ".join(sorted(FAMILIES))
-        raise RequestError(f"encoder family {model_type!r} is not supported; give one of {supported} by {flag}")
-    return FAMILIES[model_type]
+FLOAT_MASKS = ("eager", "sdpa")
 
 
 def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversaries:
-    """Make `model` accept the keyword argument `asa=Signal(...)` and return its (untrained) adversaries.
+    """Make `model` obey `perturbed(model, ...)` and return its (untrained) adversaries.
 
-    The adversaries are not part of the model: it saves and loads as before. `detach` removes the hooks.
-    Raises: RequestError for an unsupported family.
+    The adversaries are no part of the model, which saves and loads as before. `detach` undoes it.
+    Raises: RequestError for an unsupported family, one of its variants, or an attention without a float mask.
     """
     config = config or ASAConfig()
-    where = family(model.config.model_type)
+    found = family(model.config.model_type)
+    found.check(model.config)
+    if model.config._attn_implementation not in FLOAT_MASKS:
+        name = model.config._attn_implementation
+        raise RequestError(f"attention {name!r} takes no mask with a gradient; load with attn_implementation='sdpa'")
+    if config.masked_score == "replaced" and not found.replaceable:
+        raise RequestError(
+            f"masked_score 'replaced' is the released program's and only for BERT and its like, not for"
+            f" {model.config.model_type!r}; set --asa.masked_score shifted"
+        )
     detach(model)
-    blocks = model.base_model.get_submodule(where.layers)
-    layers = list(blocks.children())
-    handles = []
-    for layer, block in enumerate(layers):
-        attention = block.get_submodule(where.attention)
-        handles.append(attention.register_forward_pre_hook(_before(layer, config), with_kwargs=True))
-        if config.masked_score == "replaced":
-            handles.append(attention.register_forward_hook(_replace_output, with_kwargs=True))
-    model._asa_handles = handles  # type: ignore[assignment]  # plain list: neither a module nor saved
-    return Adversaries(len(layers), model.config.hidden_size, config)
+    signal = Signal()
+    layers = list(model.base_model.get_submodule(found.layers).children())
+    handles = [handle for n, block in enumerate(layers) for handle in seat(block, Seat(n, found, config, signal))]
+    handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
+    handles.append(model.base_model.register_forward_hook(partial(_choose_rows, signal)))
+    object.__setattr__(model, "_asa", (signal, handles))
+    object.__setattr__(model, "gradient_checkpointing_enable", MethodType(_checkpoint, model))
+    if _checkpoints(model):
+        model.gradient_checkpointing_enable()
+    return Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
 
 
 def detach(model: PreTrainedModel) -> None:
     """Remove what `attach` added; a model that was never attached stays as it is."""
-    for handle in getattr(model, "_asa_handles", ()):
+    if "_asa" not in vars(model):
+        return
+    for handle in vars(model)["_asa"][1]:
         handle.remove()
-    if hasattr(model, "_asa_handles"):
-        del model._asa_handles
+    for module in model.modules():
+        unseat(module)
+    del model._asa, model.gradient_checkpointing_enable
+    if _checkpoints(model):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
-def _before(layer: int, config: ASAConfig) -> Callable[..., Any]:
-    """The hook that puts the keep map into the mask of one layer."""
+@contextmanager
+def perturbed(
+    model: PreTrainedModel, perturb: Perturb | None = None, tap: Tap | None = None, rows: Tensor | None = None
+) -> Iterator[Pass]:
+    """Inside, an attached model's forward is perturbed.
 
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        signal: Signal | None = kwargs.pop("asa", None)
-        if signal is None:
-            return args, kwargs
-        h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
-        if signal.tap is not None:
-            signal.tap(layer, h_BLD)
-        if signal.attend is None:
-            return args, kwargs
-        keep_BLL = signal.attend(layer, h_BLD, signal.pad_BL)
-        if config.empty_row == "unmasked":
-            keep_BLL = fill_empty_rows(keep_BLL, signal.pad_BL)
-        if config.masked_score == "replaced":
-            return args, kwargs | {"asa_keep": keep_BLL}
-        return args, kwargs | {"attention_mask": bias(keep_BLL, signal.pad_BL, h_BLD.dtype)}
-
-    return hook
+    Args: tap(layer, h_BLD) sees the input of every self-attention layer; rows are the positions in the flattened BL
+        for which the head is run (None: all of them), and then Pass.first gets the hidden states at position 0.
+    """
+    now = Pass(perturb or Perturb(), tap, rows, [])
+    with vars(model)["_asa"][0].during(now):
+        yield now
 
 
-def fill_empty_rows(keep_BLL: Tensor, pad_BL: Tensor) -> Tensor:
-    """A keep map in which a query that keeps no real key keeps all of them; such a row passes no gradient."""
-    valid_B1L = ~pad_BL[:, None, :]
-    kept_BL1 = (keep_BLL.detach() * valid_B1L).amax(dim=-1, keepdim=True)
-    return torch.where(kept_BL1 > 0, keep_BLL, valid_B1L.to(keep_BLL.dtype))
-
-
-def bias(keep_BLL: Tensor, pad_BL: Tensor, dtype: torch.dtype) -> Tensor:
-    """The additive mask, B1LL, of a keep map: 0 where attended, -1e4 where masked, the minimum at padding keys."""
-    bias_BLL = ((1 - keep_BLL) * MASKED).to(dtype)
-    return bias_BLL.masked_fill(pad_BL[:, None, :], torch.finfo(dtype).min).unsqueeze(1)
-
-
-def _replace_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """With `masked_score` "replaced": the output of the released program's attention in place of the module's own."""
-    keep_BLL = kwargs.get("asa_keep")
-    if keep_BLL is None:
+def _shift_embeddings(signal: Signal, module: nn.Module, args: tuple[Any, ...], words_BLD: Tensor) -> Tensor | None:
+    """Add delta to the word embeddings; inputs_embeds would change how positions are counted."""
+    if signal.now is None or signal.now.perturb.embed_BLD is None:
         return None
-    h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
-    keep_B1LL = keep_BLL.unsqueeze(1)
+    return words_BLD + signal.now.perturb.embed_BLD
 
-    def heads(linear: nn.Module) -> Tensor:
-        return linear(h_BLD).unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2)
 
-    q_BHLK, k_BHLK, v_BHLK = heads(module.query), heads(module.key), heads(module.value)
-    scores_BHLL = q_BHLK @ k_BHLK.transpose(-1, -2) * module.scaling
-    # The released program zeroes scores by a masked_fill, through which no gradient reaches the map.
-    scores_BHLL = scores_BHLL * keep_B1LL.detach() + (1 - keep_B1LL) * MASKED
-    weights_BHLL = scores_BHLL.softmax(dim=-1)
-    context_BLD = (module.dropout(weights_BHLL) @ v_BHLK).transpose(1, 2).flatten(-2)
-    return context_BLD, weights_BHLL
+def _choose_rows(signal: Signal, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Leave the head only the rows asked for: over a vocabulary it costs as much as several layers."""
+    if signal.now is None or signal.now.rows is None:
+        return
+    hidden_BLD: Tensor = output.last_hidden_state
+    signal.now.first.append(hidden_BLD[:, 0])
+    output.last_hidden_state = hidden_BLD.flatten(0, 1)[signal.now.rows].unsqueeze(0)
+
+
+def _checkpoints(model: nn.Module) -> bool:
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def _checkpoint(model: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    """In place of an attached model's gradient_checkpointing_enable: what is recomputed is perturbed as it was.
+
+    Raises: RequestError for reentrant checkpointing, with which ZeRO 2 and 3 fail.
+    """
+    settings = gradient_checkpointing_kwargs or {}
+    if settings.get("use_reentrant"):
+        raise RequestError("use_reentrant = True fails under ZeRO 2 and 3; set use_reentrant=False")
+    signal: Signal = model._asa[0]
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), signal.during(signal.now)
+
+    settings = settings | {"use_reentrant": False, "context_fn": contexts}
+    type(model).gradient_checkpointing_enable(model, settings, **kwargs)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from asa import dist
-from asa.attention import Perturb, Tap
 from asa.batch import Batch
 from asa.model import Output, TaskModel
 from asa.optim import OptimConfig, build_optimizer, learning_rate
+from asa.signal import Perturb, Tap
 
 
 class StepStats(NamedTuple):

@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as hf_logging
 
-from asa.attention import family
 from asa.errors import RequestError
+from asa.families import family
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
@@ -24,14 +30,15 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
         raise RequestError(f"{folder} has no config.json; give a Hugging Face model folder by {flag}")
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise RequestError(f"{folder} has no weights ({' or '.join(WEIGHTS)}); give a complete folder by {flag}")
-    settings = _read_json(folder / "config.json", flag)
-    family(settings.get("model_type", "unknown"), flag)
-    if length > settings.get("max_position_embeddings", length):
-        most = settings["max_position_embeddings"]
+    found = family(_read_json(folder / "config.json", flag).get("model_type", "unknown"), flag)
+    # Not from the file alone: it may leave out what has the default value.
+    config = AutoConfig.from_pretrained(folder)
+    found.check(config)
+    most = found.longest(config)
+    if length > most:
         raise RequestError(f"{folder} reads at most {most} tokens, rows have {length}; make shorter rows or set {flag}")
-    if vocab > settings.get("vocab_size", vocab):
-        have = settings["vocab_size"]
-        raise RequestError(f"{folder} has embeddings for {have} ids, the rows use {vocab}; set {flag}")
+    if vocab > config.vocab_size:
+        raise RequestError(f"{folder} has embeddings for {config.vocab_size} ids, the rows use {vocab}; set {flag}")
     index = folder / WEIGHTS[1]
     parts = set(_read_json(index, flag)["weight_map"].values()) if index.is_file() else set()
     if lost := sorted(name for name in parts if not (folder / name).is_file()):

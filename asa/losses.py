@@ -57,17 +57,10 @@ def symmetric_kl(log_p_NC: Tensor, log_q_NC: Tensor) -> Tensor:
 def divergence(clean: Output, other: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
     """The terms of L_asa (Eq. 9; token and sentence term of Eq. 10 for MLM), by name."""
     if batch.kind == "regression":
-        a_B, b_B = clean.logits.float().squeeze(-1), other.logits.float().squeeze(-1)
-        if config.regression == "batch_softmax":
-            return {"asa": symmetric_kl(a_B.log_softmax(-1), b_B.log_softmax(-1)) / batch.total_labels}
-        return {"asa": F.mse_loss(a_B, b_B, reduction="sum") / batch.total_labels}
-    per_unit = symmetric_kl(clean.log_probs, other.log_probs)
+        return {"asa": _regression(clean.logits, other.logits, config) / batch.total_labels}
+    per_unit = between(clean.log_probs, other.log_probs, config)
     if batch.kind == "mlm":
-        assert clean.cls_BD is not None
-        assert other.cls_BD is not None
-        # A hidden state is no distribution; the authors' only helper takes a softmax over the last axis of anything.
-        a_BD, b_BD = clean.cls_BD.float().log_softmax(-1), other.cls_BD.float().log_softmax(-1)
-        sentence = symmetric_kl(a_BD, b_BD).sum() / batch.total_rows
+        sentence = _sentence(clean, other, config).sum() / batch.total_rows
         return {"asa_token": per_unit.sum() / batch.total_labels, "asa_sentence": sentence}
     if batch.kind == "token":
         if config.token_mean == "rows":
@@ -76,11 +69,53 @@ def divergence(clean: Output, other: Output, batch: Batch, config: ASAConfig) ->
     return {"asa": per_unit.sum() / batch.total_labels}
 
 
+def between(clean_NC: Tensor, other_NC: Tensor, config: ASAConfig) -> Tensor:
+    """Divergence of each pair of log distributions, shape N."""
+    if config.stop_gradient:
+        clean_NC = clean_NC.detach()
+    if config.divergence == "one_sided":
+        return F.kl_div(other_NC, clean_NC, reduction="none", log_target=True).sum(-1)
+    return symmetric_kl(clean_NC, other_NC)
+
+
+def _regression(clean_B1: Tensor, other_B1: Tensor, config: ASAConfig) -> Tensor:
+    """Sum over the rows, or with batch_softmax the one divergence of the whole batch."""
+    a_B, b_B = clean_B1.float().squeeze(-1), other_B1.float().squeeze(-1)
+    if config.regression == "batch_softmax":
+        return between(a_B.log_softmax(-1), b_B.log_softmax(-1), config)
+    return F.mse_loss(b_B, a_B.detach() if config.stop_gradient else a_B, reduction="sum")
+
+
+def _sentence(clean: Output, other: Output, config: ASAConfig) -> Tensor:
+    """Per row, the distance of the two passes at [CLS]. The paper names none: a hidden state is no distribution.
+
+    The default is a softmax over the last axis because the authors' only helper takes one of anything it gets.
+    """
+    if config.sentence == "head":
+        assert clean.cls_logits is not None
+        assert other.cls_logits is not None
+        return between(clean.cls_logits.float().log_softmax(-1), other.cls_logits.float().log_softmax(-1), config)
+    assert clean.cls_BD is not None
+    assert other.cls_BD is not None
+    a_BD, b_BD = clean.cls_BD.float(), other.cls_BD.float()
+    if config.sentence == "hidden_softmax":
+        return between(a_BD.log_softmax(-1), b_BD.log_softmax(-1), config)
+    if config.stop_gradient:
+        a_BD = a_BD.detach()
+    if config.sentence == "mse":
+        return (a_BD - b_BD).square().mean(-1)
+    return 1 - F.cosine_similarity(a_BD, b_BD, dim=-1)
+
+
 def kept_units(keep_BLL: Tensor, pad_BL: Tensor, rows: str) -> Tensor:
-    """Attended units of one layer, of real queries ("valid") or of all; fp32, since fp16 overflows at 65504."""
+    """Attended units of one layer's map (BLL, or BHLL: mean over heads, so that tau prices a pair the same), of real
+    queries ("valid") or of all; at least fp32, since fp16 overflows at 65504."""
+    keep_BLL = keep_BLL if keep_BLL.dtype == torch.float64 else keep_BLL.float()
+    if keep_BLL.dim() == 4:
+        keep_BLL = keep_BLL.mean(1)
     if rows == "valid":
         keep_BLL = keep_BLL * ~pad_BL[:, :, None]
-    return keep_BLL.float().sum()
+    return keep_BLL.sum()
 
 
 def penalty(kept: Tensor, batch: Batch, tau: float) -> Tensor:
@@ -88,8 +123,9 @@ def penalty(kept: Tensor, batch: Batch, tau: float) -> Tensor:
     return tau**2 * kept / batch.total_rows
 
 
-def masked_share(keep_BLL: Tensor, pad_BL: Tensor) -> Tensor:
-    """Share of each row's real pairs (query and key both no padding) that are masked, summed over rows; no gradient."""
+def masked_share(keep_BLL: Tensor, seen_BLL: Tensor, pad_BL: Tensor) -> Tensor:
+    """Share of each row's pairs (a real query and a key it sees) that are masked, summed over rows; no gradient."""
     with torch.no_grad():
-        real_BLL = ~(pad_BL[:, :, None] | pad_BL[:, None, :])
-        return (1 - (keep_BLL * real_BLL).sum((1, 2)) / real_BLL.sum((1, 2)).clamp_min(1)).sum()
+        pairs_BLL = (~pad_BL[:, :, None] & seen_BLL).expand(-1, -1, keep_BLL.shape[-1])
+        keep_BLL = keep_BLL.mean(1) if keep_BLL.dim() == 4 else keep_BLL
+        return (1 - (keep_BLL * pairs_BLL).sum((1, 2)) / pairs_BLL.sum((1, 2)).clamp_min(1)).sum()

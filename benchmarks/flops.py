@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForMaskedLM, PreTrainedConfig
 
-from asa.attention import Perturb, Tap
+from asa.signal import Perturb, Tap
 from asa.batch import Batch
 from asa.config import config
 from asa.errors import WorkError

@@ -17,6 +17,7 @@ from asa.batch import Batch
 from asa.config import config
 from asa.engine import PlainEngine
 from asa.errors import RequestError
+from asa.families import family
 from asa.optim import OptimConfig, build_optimizer
 from benchmarks.steps import (
     ASA,
@@ -95,8 +96,8 @@ def _shape(request: StepTimeConfig) -> PreTrainedConfig:
         shape.max_position_embeddings = max(request.length, shape.max_position_embeddings)
         return shape
     shape = folder_config(request.model, request.attention)
-    if request.length > shape.max_position_embeddings:
-        most = shape.max_position_embeddings
+    most = family(shape.model_type).longest(shape)
+    if request.length > most:
         raise RequestError(f"length = {request.length}: {request.model} has positions for 8 to {most}; set --length")
     return shape
 

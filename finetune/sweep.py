@@ -4,7 +4,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from asa import hf, manifest, record
@@ -62,11 +61,8 @@ def check_model(name: str, path: Path, length: int) -> str:
     Raises: RequestError for a missing or incomplete folder, an unsupported family, or rows longer than it takes.
     """
     flag = f"--models.{name}"
-    hf.check_model(path, flag)
+    hf.check_model(path, flag, length)
     hf.load_tokenizer(path, flag)
-    longest = AutoConfig.from_pretrained(path).max_position_embeddings
-    if length > longest:
-        raise RequestError(f"length = {length}: {path} takes at most {longest} tokens; lower --length")
     files = sorted(file for pattern in ("*.safetensors", "pytorch_model*.bin") for file in path.glob(pattern))
     return "+".join(manifest.file_sha256(file) for file in files)
 

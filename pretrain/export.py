@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 
 from asa import checkpoint, hf, manifest
+from asa.adversary import ASAConfig
 from asa.batch import Batch
-from asa.config import config
+from asa.config import config, from_dict
 from asa.engine import load_parameters
 from asa.errors import RequestError, WorkError
+from asa.families import family
 from asa.model import TaskModel
 
 KIND = "export"
@@ -41,15 +42,15 @@ def export(request: ExportConfig) -> float:
     manifest.replaceable(request.out, KIND, "--out")
     source = checkpoint.find(request.checkpoint, "--checkpoint")
     state, facts = checkpoint.read_model(source, "--checkpoint")
-    trained = TaskModel(hf.new_mlm(source / "hf"), "mlm").eval()
+    asa = from_dict(ASAConfig, facts["config"]["asa"]) if "adversary.0.query.weight" in state else None
+    trained = TaskModel(hf.new_mlm(source / "hf"), "mlm", asa).eval()
     load_parameters(trained, state)
     with manifest.staging(request.out) as folder:
         trained.model.save_pretrained(folder)
         hf.load_tokenizer(source / "hf", "--checkpoint").save_pretrained(folder)
         (folder / "README.md").write_text(_card(facts))
-        adversary = {name.removeprefix("adversary."): p for name, p in state.items() if name.startswith("adversary.")}
-        if adversary:
-            save_file(adversary, folder / "adversary.safetensors")
+        if trained.adversary is not None:
+            trained.adversary.save_pretrained(folder)
         difference = parity(trained, folder)
         if not difference <= PARITY:
             raise WorkError(
@@ -71,7 +72,7 @@ def parity(trained: TaskModel, folder: Path) -> float:
 
 def _probe_batch(settings: PretrainedConfig) -> Batch:
     """Four rows of random ids, three of them padded."""
-    length = min(32, settings.max_position_embeddings)
+    length = min(32, family(settings.model_type).longest(settings))
     generator = torch.Generator().manual_seed(0)
     ids_BL = torch.randint(0, settings.vocab_size, (4, length), generator=generator)
     mask_BL = torch.ones_like(ids_BL)

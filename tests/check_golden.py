@@ -22,11 +22,12 @@ from transformers import (
 )
 
 from asa.adversary import ASAConfig
-from asa.attention import Perturb
+from asa.signal import Perturb
 from asa.batch import IGNORE, Batch, Kind
 from asa.engine import PlainEngine, load_parameters
 from asa.losses import divergence, kept_units, task_loss
 from asa.methods import METHODS, At
+from asa.methods.asa import Map, attack
 from asa.model import TaskModel
 from asa.optim import OptimConfig
 
@@ -117,24 +118,20 @@ def gradient_errors(module: TaskModel, theirs: Golden) -> dict[str, float]:
 
 
 def _forward_errors(engine: PlainEngine, batch: Batch, golden: Golden, config: ASAConfig) -> dict[str, float]:
-    keeps: dict[int, Tensor] = {}
+    maps: dict[int, Map] = {}
     adversary = engine.module.adversary
     assert adversary is not None
-
-    def attend(layer: int, h_BLD: Tensor, pad_BL: Tensor) -> Tensor:
-        keeps[layer] = adversary[layer](h_BLD, pad_BL)
-        return keeps[layer]
-
+    attend = attack(adversary, [None] * len(adversary), maps)
     clean, other = engine.forward(batch), engine.forward(batch, Perturb(attend=attend))
     plain = task_loss(clean, batch) + torch.stack(list(divergence(clean, other, batch, config).values())).sum()
-    kept = torch.stack([kept_units(k, batch.pad_BL, config.penalty_rows) for k in keeps.values()]).sum()
+    kept = torch.stack([kept_units(m.keep, batch.pad_BL, config.penalty_rows) for m in maps.values()]).sum()
     errors = {
         "logits": error(clean.logits.detach(), golden["logits"]),
         "adv_logits": error(other.logits.detach(), golden["adv_logits"]),
         "loss_without_penalty": error(plain.detach(), golden["loss_without_penalty"]),
         "penalty_keep_sum": error(kept.detach() / batch.total_rows, golden["penalty_keep_sum"]),
     }
-    for layer, keep in keeps.items():
+    for layer, (keep, _) in maps.items():
         # Masks must agree exactly: one differing unit is an infinite error.
         same = torch.equal(keep.detach().double(), golden[f"keep.{layer}"].double())
         errors[f"keep.{layer}"] = 0.0 if same else float("inf")

@@ -17,11 +17,11 @@ from transformers import (
 )
 
 from asa.adversary import ASAConfig
-from asa.attention import Attend
 from asa.batch import IGNORE, Batch, Kind
 from asa.engine import PlainEngine
 from asa.model import TaskModel
 from asa.optim import OptimConfig
+from asa.signal import Attend
 
 VOCAB, ROWS, LENGTH, WIDTH, LAYERS, HEADS = 40, 3, 10, 16, 2, 2
 REAL = (10, 7, 5)  # real tokens of each row
@@ -102,7 +102,7 @@ def random_keeps(seed: int, rows: int = ROWS, share: float = 0.5) -> list[Tensor
 
 
 def attend_to(keeps: list[Tensor]) -> Attend:
-    return lambda layer, h_BLD, pad_BL: keeps[layer]
+    return lambda site: keeps[site.layer]
 
 
 def gradients(module: TaskModel) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
 """The adversary: exact masks in every precision, a reversed gradient at its own parameters and nowhere else."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,20 +9,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asa.adversary import Adversaries, Adversary, ASAConfig
-from asa.attention import Perturb
 from asa.config import to_dict
 from asa.losses import kept_units, penalty
+from asa.signal import Perturb, Site
 from tests.asa.conftest import ROWS, tiny_batch, tiny_module
 
 # B rows, L length, D width
 
-LENGTH, WIDTH = 6, 8
+LENGTH, WIDTH, HEADS = 6, 8, 2
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def made(reversal: float = 1.0, init_std: float = 1.0) -> Adversary:
+def made(init_std: float = 1.0, **config: Any) -> Adversary:
     torch.manual_seed(0)
-    return Adversary(WIDTH, reversal, init_std)
+    config = {"reversal": 1.0, **config}
+    return Adversary(WIDTH, HEADS, ASAConfig(**config), init_std)
 
 
 def states(seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -31,21 +34,26 @@ def padding() -> Tensor:
     return torch.arange(LENGTH) >= torch.tensor([[6], [4], [3]])
 
 
+def seen() -> Tensor:
+    """Every query sees the keys that are no padding."""
+    return ~padding()[:, None, :]
+
+
 @given(st.integers(0, 2**31), st.sampled_from(DTYPES), st.sampled_from(DTYPES), st.booleans(), st.floats(1e-3, 30))
 def test_keep_is_exactly_zero_or_one_in_every_precision(
     seed: int, inputs: torch.dtype, weights: torch.dtype, autocast: bool, scale: float
 ) -> None:
     adversary = made().to(weights)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        keep_BLL = adversary(states(seed, inputs) * scale, padding())
+        keep_BLL = adversary(states(seed, inputs) * scale, seen())
     assert keep_BLL.dtype == torch.float32
     assert ((keep_BLL == 0) | (keep_BLL == 1)).all()
-    torch.testing.assert_close(keep_BLL, (adversary.scores(states(seed, inputs) * scale, padding()) > 0).float())
+    torch.testing.assert_close(keep_BLL, (adversary.scores(states(seed, inputs) * scale, seen()) > 0).float())
 
 
 @given(st.integers(0, 2**31), st.sampled_from(DTYPES))
 def test_padding_keys_are_never_kept(seed: int, dtype: torch.dtype) -> None:
-    keep_BLL = made()(states(seed, dtype), padding())
+    keep_BLL = made()(states(seed, dtype), seen())
     assert keep_BLL.transpose(1, 2)[padding()].max() == 0
     assert keep_BLL.max() == 1
 
@@ -56,18 +64,18 @@ def test_scores_are_equation_5_to_7_at_real_keys() -> None:
     weights += [p.detach().double() for p in (adversary.key.weight, adversary.key.bias)]
     q_BLD, k_BLD = h_BLD @ weights[0].T + weights[1], h_BLD @ weights[2].T + weights[3]
     expected = torch.einsum("bid,bjd->bij", q_BLD, k_BLD) / WIDTH**0.5
-    real_BLL = (~padding())[:, None, :].expand(ROWS, LENGTH, LENGTH)
-    found = adversary.scores(states(), padding()).double()
+    real_BLL = seen().expand(ROWS, LENGTH, LENGTH)
+    found = adversary.scores(states(), seen()).double()
     torch.testing.assert_close(found[real_BLL], expected[real_BLL], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("reversal", [1.0, 1e-4])
 def test_the_gradient_is_the_sigmoids_reversed_and_scaled(reversal: float) -> None:
-    adversary = made(reversal)
+    adversary = made(reversal=reversal)
     upstream_BLL = torch.randn(ROWS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(5))
-    soft_BLL = adversary.scores(states(), padding()).sigmoid()
+    soft_BLL = adversary.scores(states(), seen()).sigmoid()
     plain = torch.autograd.grad((soft_BLL * upstream_BLL).sum(), list(adversary.parameters()))
-    found = torch.autograd.grad((adversary(states(), padding()) * upstream_BLL).sum(), list(adversary.parameters()))
+    found = torch.autograd.grad((adversary(states(), seen()) * upstream_BLL).sum(), list(adversary.parameters()))
     assert plain[0].abs().max() > 0
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, -reversal * other, rtol=1e-4, atol=reversal * 1e-6)
@@ -75,7 +83,7 @@ def test_the_gradient_is_the_sigmoids_reversed_and_scaled(reversal: float) -> No
 
 def test_hidden_states_get_no_gradient_from_the_adversary() -> None:
     adversary, h_BLD = made(), states().requires_grad_()
-    adversary(h_BLD, padding()).sum().backward()
+    adversary(h_BLD, seen()).sum().backward()
     assert h_BLD.grad is None
     assert adversary.query.weight.grad is not None
 
@@ -87,10 +95,10 @@ def test_descending_on_the_penalty_raises_the_scores() -> None:
     queries_BL1 = ~pad_BL[:, :, None]
 
     def soft_kept() -> Tensor:
-        return (adversary.scores(h_BLD, pad_BL).sigmoid() * queries_BL1).sum()
+        return (adversary.scores(h_BLD, seen()).sigmoid() * queries_BL1).sum()
 
     before = soft_kept()
-    penalty(kept_units(adversary(h_BLD, pad_BL), pad_BL, "valid"), batch, tau=1.0).backward()
+    penalty(kept_units(adversary(h_BLD, seen()), pad_BL, "valid"), batch, tau=1.0).backward()
     with torch.no_grad():
         for p in adversary.parameters():
             assert p.grad is not None
@@ -104,8 +112,8 @@ def test_the_penalty_gives_gradient_to_adversaries_alone() -> None:
     assert adversary is not None
     keeps: list[Tensor] = []
 
-    def attend(layer: int, h_BLD: Tensor, pad_BL: Tensor) -> Tensor:
-        keeps.append(adversary[layer](h_BLD, pad_BL))
+    def attend(site: Site) -> Tensor:
+        keeps.append(adversary[site.layer](site.h_BLD, site.seen_BLL))
         return keeps[-1]
 
     module(batch, Perturb(attend=attend))
@@ -115,17 +123,17 @@ def test_the_penalty_gives_gradient_to_adversaries_alone() -> None:
 
 
 def test_there_is_one_adversary_per_layer_with_its_own_weights() -> None:
-    adversaries = Adversaries(3, WIDTH, ASAConfig(reversal=0.5))
+    adversaries = Adversaries(3, WIDTH, HEADS, ASAConfig())
     assert len(adversaries) == 3
-    assert {adversary.reversal for adversary in adversaries} == {0.5}  # type: ignore[union-attr]
     assert len({p.data_ptr() for p in adversaries.parameters()}) == 3 * 4
 
 
 def test_released_differs_from_the_defaults_in_every_mended_defect() -> None:
     default, released = ASAConfig(), ASAConfig.released(tau=0.5)
     assert released.tau == 0.5
-    names = [name for name in to_dict(default) if name != "tau"]
-    assert [name for name in names if getattr(default, name) == getattr(released, name)] == []
+    mended = {"reversal", "empty_row", "penalty_rows", "masked_score", "regression", "token_mean"}
+    differ = {name for name in to_dict(default) if getattr(default, name) != getattr(released, name)}
+    assert differ == mended | {"tau"}
 
 
 @pytest.mark.parametrize("change", [{"tau": 0.0}, {"reversal": -1.0}, {"reversal": 2.0}, {"masked_score": "none"}])

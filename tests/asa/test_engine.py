@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asa.adversary import ASAConfig
-from asa.attention import Perturb
 from asa.engine import PlainEngine
 from asa.losses import task_loss
 from asa.methods import METHODS, At
 from asa.optim import OptimConfig, learning_rate
+from asa.signal import Perturb
 from tests.asa.conftest import (
     LAYERS,
     LENGTH,

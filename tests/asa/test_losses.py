@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asa.adversary import ASAConfig
-from asa.attention import Perturb
 from asa.batch import IGNORE, Batch, Kind
-from asa.losses import divergence, kept_units, masked_share, penalty, symmetric_kl, task_loss
+from asa.losses import between, divergence, kept_units, masked_share, penalty, symmetric_kl, task_loss
 from asa.model import Output
+from asa.signal import Perturb
 from tests.asa.conftest import KINDS, LENGTH, ROWS, attend_to, random_keeps, tiny_batch, tiny_module
 
 # N distributions, C classes, B rows, L length
@@ -68,20 +68,30 @@ def test_task_loss_and_its_gradient_equal_hugging_faces(kind: Kind) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def terms(module: Any, batch: Batch) -> dict[str, Tensor]:
+def seen(batch: Batch) -> Tensor:
+    """Every query sees the keys that are no padding."""
+    return ~batch.pad_BL[:, None, :]
+
+
+def terms(module: Any, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
     """Every loss of a batch, the attacked branch under the same (constant) keep map in every row."""
     rows = batch.pad_BL.shape[0]
     keep_LL = random_keeps(0)[0][1]
     keep_BLL = keep_LL.expand(rows, LENGTH, LENGTH)
     clean = module(batch)
-    attacked = Output(2 * clean.logits, None if clean.cls_BD is None else 2 * clean.cls_BD)
+    attacked = moved(clean)
     kept = kept_units(keep_BLL, batch.pad_BL, "valid")
     return {
         "task": task_loss(clean, batch),
-        **divergence(clean, attacked, batch, ASAConfig()),
+        **divergence(clean, attacked, batch, config),
         "penalty": penalty(kept, batch, 0.3),
-        "share": masked_share(keep_BLL, batch.pad_BL) / batch.total_rows,
+        "share": masked_share(keep_BLL, seen(batch), batch.pad_BL) / batch.total_rows,
     }
+
+
+def moved(out: Output) -> Output:
+    """Another output, each row's a function of the same row."""
+    return Output(*(None if x is None else 2 * x + x.cos() for x in (out.logits, out.cls_BD, out.cls_logits)))  # type: ignore[arg-type]
 
 
 def cut(batch: Batch, rows: slice) -> Batch:
@@ -94,20 +104,76 @@ def cut(batch: Batch, rows: slice) -> Batch:
     return replace(batch, inputs=inputs, labels=batch.labels[mine], positions=batch.positions[mine] - start)
 
 
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"divergence": "one_sided"},
+    {"stop_gradient": True},
+    {"sentence": "head"},
+    {"sentence": "mse"},
+    {"sentence": "cosine"},
+    {"token_mean": "rows"},
+]
+each_option = pytest.mark.parametrize("options", OPTIONS, ids=str)
+
+
+@each_option
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_terms_of_two_pieces_add_up_to_those_of_the_whole(kind: Kind) -> None:
-    module, batch = tiny_module(kind), tiny_batch(kind)
-    whole = terms(module, batch)
-    one, two = (terms(module, cut(batch, rows)) for rows in (slice(0, 1), slice(1, ROWS)))
+def test_the_terms_of_two_pieces_add_up_to_those_of_the_whole(kind: Kind, options: dict[str, Any]) -> None:
+    config = ASAConfig(**options)
+    module, batch = tiny_module(kind, config), tiny_batch(kind)
+    whole = terms(module, batch, config)
+    one, two = (terms(module, cut(batch, rows), config) for rows in (slice(0, 1), slice(1, ROWS)))
     assert all(value.abs() > 0 for value in whole.values())
     for name, value in whole.items():
         torch.testing.assert_close(one[name] + two[name], value, msg=name)
 
 
+@each_option
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_divergence_of_equal_outputs_is_zero(kind: Kind) -> None:
-    out, batch = tiny_module(kind)(tiny_batch(kind)), tiny_batch(kind)
-    assert [name for name, value in divergence(out, out, batch, ASAConfig()).items() if value != 0] == []
+def test_the_divergence_of_equal_outputs_is_zero_and_of_others_is_not(kind: Kind, options: dict[str, Any]) -> None:
+    config, batch = ASAConfig(**options), tiny_batch(kind)
+    out = tiny_module(kind, config)(batch)
+    assert all(abs(value) < 1e-6 for value in divergence(out, out, batch, config).values())
+    assert all(value > 1e-3 for value in divergence(out, moved(out), batch, config).values())
+
+
+@pytest.mark.parametrize("sentence", ["hidden_softmax", "head", "mse", "cosine"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_stop_gradient_the_clean_pass_learns_nothing(kind: Kind, sentence: Any) -> None:
+    for stop in (True, False):
+        config, batch = ASAConfig(stop_gradient=stop, sentence=sentence), tiny_batch(kind)
+        clean, other = tiny_module(kind, config)(batch), tiny_module(kind, config, seed=1)(batch)
+        leaves = [x for x in (clean.logits, clean.cls_BD, clean.cls_logits) if x is not None]
+        loss = torch.stack(list(divergence(clean, other, batch, config).values())).sum()
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        assert stop == all(g is None or g.abs().max() == 0 for g in found)
+
+
+@given(seeds, seeds, st.floats(0.01, 20))
+def test_the_one_sided_divergence_is_the_kl_from_the_clean_prediction(one: int, other: int, scale: float) -> None:
+    p_NC, q_NC = log_distributions(one, scale), log_distributions(other, scale)
+    expected = (p_NC.exp() * (p_NC - q_NC)).sum(-1)
+    torch.testing.assert_close(between(p_NC, q_NC, ASAConfig(divergence="one_sided")), expected)
+
+
+def test_sentence_terms_are_what_they_are_called() -> None:
+    batch, rng = tiny_batch(), torch.Generator().manual_seed(0)
+    clean, other = (Output(*(torch.randn(n, 7, generator=rng) for n in (len(batch.labels), ROWS, ROWS))) for _ in "ab")
+    assert clean.cls_BD is not None
+    assert other.cls_BD is not None
+    a_BD, b_BD = clean.cls_BD, other.cls_BD
+
+    def found(sentence: Any) -> Tensor:
+        return divergence(clean, other, batch, ASAConfig(sentence=sentence))["asa_sentence"]
+
+    cosines_B = (a_BD * b_BD).sum(-1) / (a_BD.norm(dim=-1) * b_BD.norm(dim=-1))
+    torch.testing.assert_close(found("cosine"), (1 - cosines_B).mean())
+    torch.testing.assert_close(found("mse"), (a_BD - b_BD).square().mean())
+    pair = (clean.cls_logits, other.cls_logits)
+    for sentence, (p, q) in {"hidden_softmax": (a_BD, b_BD), "head": pair}.items():
+        assert p is not None
+        assert q is not None
+        torch.testing.assert_close(found(sentence), symmetric_kl(p.log_softmax(-1), q.log_softmax(-1)).mean())
 
 
 def test_the_divergence_of_unlabelled_tokens_does_not_count() -> None:
@@ -136,11 +202,16 @@ def test_more_units_than_fp16_holds_are_counted() -> None:
 def test_the_masked_share_counts_real_pairs_only() -> None:
     batch = tiny_batch()
     real_BLL = ~(batch.pad_BL[:, :, None] | batch.pad_BL[:, None, :])
-    assert masked_share(real_BLL.float(), batch.pad_BL) == 0
-    assert masked_share(torch.zeros(ROWS, LENGTH, LENGTH), batch.pad_BL) == ROWS
+    assert masked_share(real_BLL.float(), seen(batch), batch.pad_BL) == 0
+    assert masked_share(torch.zeros(ROWS, LENGTH, LENGTH), seen(batch), batch.pad_BL) == ROWS
     keep_BLL = torch.ones(ROWS, LENGTH, LENGTH)
     keep_BLL[2, :2] = 0  # 2 of row 2's 5 real queries
-    torch.testing.assert_close(masked_share(keep_BLL, batch.pad_BL), torch.tensor(0.4))
+    torch.testing.assert_close(masked_share(keep_BLL, seen(batch), batch.pad_BL), torch.tensor(0.4))
+    window_BLL = seen(batch) & (torch.ones(LENGTH, LENGTH).tril().triu().bool())  # a local layer that sees one key
+    torch.testing.assert_close(masked_share(keep_BLL, window_BLL, batch.pad_BL), torch.tensor(0.4))
+    by_head = torch.stack([keep_BLL, torch.ones_like(keep_BLL)], dim=1)
+    torch.testing.assert_close(masked_share(by_head, seen(batch), batch.pad_BL), torch.tensor(0.2))
+    torch.testing.assert_close(kept_units(by_head, batch.pad_BL, "all"), torch.tensor(300 - 10.0))
 
 
 def test_an_attacked_pass_diverges() -> None:

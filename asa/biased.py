@@ -1,0 +1,161 @@
+"""The hooks on one self-attention module: a keep map becomes an additive mask, or the released program's scores."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asa.adversary import MASKED, ASAConfig
+from asa.families import Family
+from asa.signal import Signal, Site
+
+# B rows, D width, H heads, K width of one head, L length (queries, then keys)
+
+
+@dataclass
+class Seat:
+    """What the hooks of one attention module know. A copied model gets copies of its seats, bound to its own signal."""
+
+    layer: int
+    family: Family
+    config: ASAConfig
+    signal: Signal
+    keep_B1LL: Tensor | None = field(default=None, repr=False)  # between the hooks of one call
+
+
+def seat(block: nn.Module, given: Seat) -> list[Any]:
+    """Make one block's attention module obey its signal; the handles of its hooks."""
+    module = block.get_submodule(given.family.attention)
+    module._asa_seat = given  # type: ignore[assignment]  # neither a module nor saved
+    if given.family.score_method:
+        setattr(module, given.family.score_method, MethodType(_biased_scores, module))
+    handles = [module.register_forward_pre_hook(_before, with_kwargs=True)]
+    if given.config.masked_score == "replaced":
+        handles.append(module.register_forward_hook(_replace_output, with_kwargs=True))
+    return handles
+
+
+def unseat(module: nn.Module) -> None:
+    """Undo `seat` but for the hooks, which their handles remove."""
+    given: Seat | None = vars(module).pop("_asa_seat", None)
+    if given is not None:
+        vars(module).pop(given.family.score_method, None)
+
+
+def fill_empty_rows(keep_BLL: Tensor, seen_BLL: Tensor) -> Tensor:
+    """A keep map (BLL or BHLL) in which a query that keeps no key it sees keeps all; it then passes no gradient."""
+    kept_BL1 = (keep_BLL.detach() * seen_BLL).amax(dim=-1, keepdim=True)
+    return torch.where(kept_BL1 > 0, keep_BLL, torch.ones_like(keep_BLL))
+
+
+def bias(keep_BLL: Tensor, seen_BLL: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive mask of a keep map: 0 where attended, -1e4 where masked, half the minimum where not seen.
+
+    Half, because the minimum plus a negative score is -inf in fp16; it is still below every masked score.
+    """
+    # Not below fp32's either: ModernBERT takes its softmax in fp32 whatever it is given.
+    unseen = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min) / 2
+    return ((1 - keep_BLL) * MASKED).to(dtype).masked_fill(~seen_BLL, unseen)
+
+
+def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Put the keep map into the mask of one layer."""
+    seat: Seat = module._asa_seat
+    now = seat.signal.now
+    seat.keep_B1LL = None
+    if now is None:
+        return None
+    h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
+    if now.tap is not None:
+        now.tap(seat.layer, h_BLD)
+    if now.perturb.attend is None:
+        return None
+    seen_BLL = _seen(_mask(args, kwargs), h_BLD, additive=not seat.family.score_method)
+    keep = now.perturb.attend(Site(seat.layer, h_BLD, seen_BLL, partial(_weights, module, args, kwargs, seen_BLL)))
+    seen = seen_BLL if keep.dim() == 3 else seen_BLL.unsqueeze(1)
+    if seat.config.empty_row == "unmasked":
+        keep = fill_empty_rows(keep, seen)
+    if seat.family.score_method or seat.config.masked_score == "replaced":
+        seat.keep_B1LL = keep if keep.dim() == 4 else keep.unsqueeze(1)
+        return None
+    mask = bias(keep, seen, h_BLD.dtype)
+    return _with_mask(mask if mask.dim() == 4 else mask.unsqueeze(1), args, kwargs)
+
+
+def _mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    return kwargs["attention_mask"] if "attention_mask" in kwargs else args[1] if len(args) > 1 else None
+
+
+def _with_mask(mask_B1LL: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    if "attention_mask" in kwargs or len(args) < 2:
+        return args, kwargs | {"attention_mask": mask_B1LL}
+    return (args[0], mask_B1LL, *args[2:]), kwargs
+
+
+def _seen(mask_B1LL: Tensor | None, h_BLD: Tensor, additive: bool) -> Tensor:
+    """Where the module's own mask lets a query attend: a float mask is added to scores, or (DeBERTa's) 1 is seen."""
+    if mask_B1LL is None:
+        return h_BLD.new_ones((1, 1, h_BLD.shape[1]), dtype=torch.bool)
+    mask_BLL = mask_B1LL[:, 0]
+    if additive and mask_BLL.is_floating_point():
+        return mask_BLL >= 0
+    return mask_BLL.bool()
+
+
+def _weights(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen_BLL: Tensor) -> Tensor:
+    """Attention weights BHLL of an unperturbed layer without dropout."""
+    if module._asa_seat.family.score_method:
+        args = args[:2]  # a third one would be output_attentions, given below
+    else:
+        h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
+        mask_B1LL = bias(torch.ones_like(seen_BLL, dtype=h_BLD.dtype), seen_BLL, h_BLD.dtype).unsqueeze(1)
+        args, kwargs = _with_mask(mask_B1LL, args, kwargs)
+    # Only the eager attention tells its weights. MPNet and DeBERTa have no other, and no config either.
+    config, training = getattr(module, "config", None), module.training
+    before = getattr(config, "_attn_implementation", None)
+    try:
+        module.eval()
+        if config is not None:
+            config._attn_implementation = "eager"
+        with torch.no_grad():
+            return module.forward(*args, **kwargs | {"output_attentions": True})[1]
+    finally:
+        module.train(training)
+        if config is not None:
+            config._attn_implementation = before
+
+
+def _biased_scores(module: Any, *args: Any) -> Tensor:
+    """DeBERTa's position scores, (B*H)LL in v2 and BHLL in v1, with a keep map's bias on top."""
+    seat: Seat = module._asa_seat
+    score = getattr(type(module), seat.family.score_method)(module, *args)
+    if seat.keep_B1LL is None:
+        return score
+    query: Tensor = args[0]
+    bias_B1LL = ((1 - seat.keep_B1LL) * MASKED).to(query.dtype)
+    if query.dim() == 4:
+        return score + bias_B1LL
+    bias_BHLL = bias_B1LL.expand(-1, len(query) // len(bias_B1LL), -1, -1)
+    return score + bias_BHLL.flatten(0, 1)
+
+
+def _replace_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """With `masked_score` "replaced": the output of the released program's attention in place of the module's own."""
+    keep_B1LL = module._asa_seat.keep_B1LL
+    if keep_B1LL is None:
+        return None
+    h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
+
+    def heads(linear: nn.Module) -> Tensor:
+        return linear(h_BLD).unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2)
+
+    q_BHLK, k_BHLK, v_BHLK = heads(module.query), heads(module.key), heads(module.value)
+    scores_BHLL = q_BHLK @ k_BHLK.transpose(-1, -2) * module.scaling
+    # The released program zeroes scores by a masked_fill, through which no gradient reaches the map.
+    scores_BHLL = scores_BHLL * keep_B1LL.detach() + (1 - keep_B1LL) * MASKED
+    weights_BHLL = scores_BHLL.softmax(dim=-1)
+    context_BLD = (module.dropout(weights_BHLL) @ v_BHLK).transpose(1, 2).flatten(-2)
+    return context_BLD, weights_BHLL

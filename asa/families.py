@@ -1,0 +1,60 @@
+"""The encoder families we know: where each keeps its parts."""
+
+from typing import NamedTuple
+
+from transformers import PreTrainedConfig
+
+from asa.errors import RequestError
+
+
+class Family(NamedTuple):
+    """Paths and habits of an encoder family.
+
+    layers: of the base model, the list of blocks. attention: of a block, the module that scores queries against keys.
+    replaceable: the attention has BERT's query, key and value, so that the released program's scores can be rebuilt.
+    score_method: DeBERTa's own mask is a masked_fill, through which no gradient passes, so a map goes into the result
+        of this method of the attention module, which adds position scores to content scores.
+    counts_from_pad: position ids begin after the padding token's id, so that many places of the table are no use.
+    """
+
+    layers: str
+    attention: str
+    replaceable: bool = False
+    score_method: str = ""
+    counts_from_pad: bool = False
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Raises RequestError for a variant of the family that no published model uses and we do not serve."""
+        if self.score_method and not getattr(config, "relative_attention", False):
+            raise RequestError("DeBERTa without relative_attention has no scores to bias; give another by --model")
+        if getattr(config, "talking_head", False):
+            raise RequestError("DeBERTa with talking_head mixes the heads' masks; give another model by --model")
+
+    def longest(self, config: PreTrainedConfig) -> int:
+        """Token ids a row may have."""
+        spent = config.pad_token_id + 1 if self.counts_from_pad else 0
+        return config.max_position_embeddings - spent
+
+
+_BERT = Family("encoder.layer", "attention.self", replaceable=True)
+_ROBERTA = _BERT._replace(counts_from_pad=True)
+
+FAMILIES = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "electra": _BERT,
+    "mpnet": Family("encoder.layer", "attention.attn", counts_from_pad=True),
+    "distilbert": Family("transformer.layer", "attention"),
+    "modernbert": Family("layers", "attn"),
+    "deberta": Family("encoder.layer", "attention.self", score_method="disentangled_att_bias"),
+    "deberta-v2": Family("encoder.layer", "attention.self", score_method="disentangled_attention_bias"),
+}
+
+
+def family(model_type: str, flag: str = "--model") -> Family:
+    """The parts of a `config.model_type`. Raises RequestError listing the supported ones and naming `flag`."""
+    if model_type not in FAMILIES:
+        supported = ", ".join(sorted(FAMILIES))
+        raise RequestError(f"encoder family {model_type!r} is not supported; give one of {supported} by {flag}")
+    return FAMILIES[model_type]

@@ -1,0 +1,68 @@
+"""What a forward pass of an attached model is told to do, and how that reaches the hooks inside the model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+# B rows, D width, H heads, L length (queries, then keys)
+
+
+class Site(NamedTuple):
+    """One self-attention layer in one forward pass, as the maker of its keep map sees it.
+
+    layer: from the bottom, from 0. h_BLD: the layer's input.
+    seen_BLL: True where a query may attend a key at all (no padding, within a local layer's window); sizes of 1
+        stand for all.
+    weights: () -> attention weights BHLL of the unperturbed layer without dropout; no gradient. Costs a forward pass.
+    """
+
+    layer: int
+    h_BLD: Tensor
+    seen_BLL: Tensor
+    weights: Callable[[], Tensor]
+
+
+Attend = Callable[[Site], Tensor]
+Tap = Callable[[int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Perturb:
+    """What an adversary does to one forward pass.
+
+    embed_BLD: added to the word embeddings (before position, type and LayerNorm).
+    attend: Site -> keep map in [0, 1], 1 attended: BLL, shared by all heads, or BHLL.
+    """
+
+    embed_BLD: Tensor | None = None
+    attend: Attend | None = None
+
+
+class Pass(NamedTuple):
+    """One forward pass. rows: positions in the flattened BL that the head shall see, None for all of them.
+
+    first: receives the final hidden state at the first position where `rows` are chosen.
+    """
+
+    perturb: Perturb
+    tap: Tap | None
+    rows: Tensor | None
+    first: list[Tensor]
+
+
+@dataclass
+class Signal:
+    """How a pass reaches the hooks of a model."""
+
+    now: Pass | None = None
+
+    @contextmanager
+    def during(self, now: Pass | None) -> Iterator[None]:
+        before, self.now = self.now, now
+        try:
+            yield
+        finally:
+            self.now = before
