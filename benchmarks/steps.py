@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, BertConfig, PreTraine
 from asa import hf
 from asa.adversary import ASAConfig
 from asa.batch import Batch
-from asa.methods import METHODS, At
+from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
 
 MASK_SHARE = 0.15
@@ -63,7 +63,7 @@ def task_model(shape: PreTrainedConfig, name: str) -> TaskModel:
 
 def our_backward(engine: Any, name: str, batch: Batch) -> Backward:
     """Forward and backward of our method `name` on `engine`."""
-    method = METHODS[name](ASAConfig(tau=0.1))
+    method = METHODS[name](MethodsConfig(asa=ASAConfig(tau=0.1)))
     return lambda: method.backward(engine, batch, At(0, 0))
 
 

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from asa.adversary import ASAConfig
 from asa.config import config
-from asa.methods import MethodName
+from asa.methods import MethodName, MethodsConfig
 from asa.optim import OptimConfig
 
 Count = Annotated[int, Field(ge=1)]
@@ -41,7 +40,7 @@ def _worker(value: str) -> str:
 
 
 @config
-class FinetuneConfig:
+class FinetuneConfig(MethodsConfig):
     """Fine-tune every model with every method and every seed on one task: OUT/MODEL-METHOD-SEED/metrics.jsonl."""
 
     task: Path
@@ -76,8 +75,6 @@ class FinetuneConfig:
     """Keep the selected weights as a Hugging Face folder OUT/MODEL-METHOD-SEED/model."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and learning rate, the same for every run."""
-    asa: ASAConfig = ASAConfig()
-    """Settings of Adversarial Self-Attention."""
 
 
 @config

@@ -103,7 +103,7 @@ def _fit(
     run: Run, config: FinetuneConfig, engine: PlainEngine, data: dict[str, Encoded], steps: int, record: Record
 ) -> Best:
     """All optimizer steps, with evaluations on dev on the way and after the last."""
-    method = METHODS[run.method](config.asa)
+    method = METHODS[run.method](config)
     per_epoch = steps_per_epoch(len(data["train"]), config.batch)
     meter, best = Meter(), None
     place = int(config.worker.split("/")[0])
@@ -168,7 +168,7 @@ def build(run: Run, config: FinetuneConfig, classes: list[str]) -> TaskModel:
         ignore_mismatched_sizes=True,
     )
     seed_all(run.seed, ADVERSARY, 0)
-    return TaskModel(model, "classification", config.asa if METHODS[run.method](config.asa).uses_adversary else None)
+    return TaskModel(model, "classification", config.asa if METHODS[run.method](config).uses_adversary else None)
 
 
 def steps_of(config: FinetuneConfig, rows: int) -> int:

@@ -9,6 +9,7 @@ from transformers.utils import logging as transformers_logging
 from asa import hf, manifest, record
 from asa.config import to_dict
 from asa.errors import RequestError
+from asa.methods import METHODS
 from finetune.config import FinetuneConfig
 from finetune.loop import Run, train
 from finetune.tasks import folder
@@ -25,6 +26,8 @@ def sweep(config: FinetuneConfig) -> None:
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    for name in config.methods:
+        METHODS[name](config)  # settings a method cannot work with are refused now, not after hours of other runs
     task = folder.load(config.task)
     weights = {name: check_model(name, path, config.length) for name, path in config.models.items()}
     every = plan(config)

@@ -10,12 +10,12 @@ from asa.adversary import ASAConfig
 from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
-from asa.methods import MethodName
+from asa.methods import MethodName, MethodsConfig
 from asa.optim import OptimConfig
 
 
 @config
-class PretrainConfig:
+class PretrainConfig(MethodsConfig):
     """Continual masked-language-model pre-training of a Hugging Face checkpoint under DeepSpeed ZeRO."""
 
     data: Path
@@ -25,7 +25,8 @@ class PretrainConfig:
     out: Path
     """Run folder: record, TensorBoard, checkpoints. An unfinished run in it is continued."""
     method: MethodName = "asa"
-    """Training method: vanilla (plain MLM, the paper's control) or asa (Adversarial Self-Attention, Eq. 10)."""
+    """Training method: vanilla (the paper's longer-trained control), asa (Adversarial Self-Attention, Eq. 10) or
+    random_mask (naive masking)."""
     steps: Annotated[int, Field(ge=1)] = 20_000
     """Optimizer steps."""
     global_batch: Annotated[int, Field(ge=1)] = 1024
@@ -43,7 +44,7 @@ class PretrainConfig:
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
     asa: ASAConfig = ASAConfig(tau=0.1)
-    """Adversarial Self-Attention (used by method asa)."""
+    """Settings of method asa, Adversarial Self-Attention."""
     log_every: Annotated[int, Field(ge=1)] = 10
     """Optimizer steps between log lines; each one waits for the device once."""
     eval_every: Annotated[int, Field(ge=1)] = 500

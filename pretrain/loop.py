@@ -66,11 +66,11 @@ def train(config: PretrainConfig, device: torch.device) -> None:
 
 def build(config: PretrainConfig, device: torch.device) -> Run:
     """Model, engine, method and data, at the position of the newest checkpoint in `config.out` if there is one."""
+    method = METHODS[config.method](config)
     model, new = hf.load_mlm(config.model, config.seed)
     if new:
         _say(f"{config.model} has no {', '.join(new)}: drawn from seed {config.seed}")
     torch.manual_seed(config.seed)
-    method = METHODS[config.method](config.asa)
     module = TaskModel(model, "mlm", config.asa if method.uses_adversary else None)
     updates, micro = config.steps * method.replays, config.micro(dist.world())
     engine = DeepSpeedEngine(module, config.optim, updates, device, config.zero, config.precision, micro)

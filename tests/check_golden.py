@@ -22,14 +22,14 @@ from transformers import (
 )
 
 from asa.adversary import ASAConfig
-from asa.signal import Perturb
 from asa.batch import IGNORE, Batch, Kind
 from asa.engine import PlainEngine, load_parameters
 from asa.losses import divergence, kept_units, task_loss
-from asa.methods import METHODS, At
-from asa.methods.asa import Map, attack
+from asa.methods import At
+from asa.methods.asa import ASA, Map, attack
 from asa.model import TaskModel
 from asa.optim import OptimConfig
+from asa.signal import Perturb
 
 TOLERANCE = 1e-5
 Golden = dict[str, Tensor]
@@ -94,7 +94,7 @@ def check_asa(golden: Golden, meta: dict[str, str]) -> dict[str, float]:
     engine = PlainEngine(module, OptimConfig(), steps=1, device=torch.device("cpu"))
     batch = batch_of(golden, kind)
     errors = _forward_errors(engine, batch, golden, config)
-    loss = METHODS["asa"](config).backward(engine, batch, At(0, 0))["loss"]
+    loss = ASA(config).backward(engine, batch, At(0, 0))["loss"]
     errors["loss"] = error(loss, golden["loss"])
     errors |= gradient_errors(module, {our_name(k[5:]): v for k, v in golden.items() if k.startswith("grad.")})
     return errors

@@ -6,16 +6,18 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from asa.adversary import ASAConfig
 from asa.methods.asa import ASA
 from asa.methods.base import At, Method
+from asa.methods.options import MethodsConfig
+from asa.methods.random_mask import RandomMask
 from asa.methods.vanilla import Vanilla
 
-__all__ = ["METHODS", "At", "Method", "MethodName"]
+__all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig"]
 
-METHODS: dict[str, Callable[[ASAConfig], Method]] = {
+METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
     "vanilla": lambda config: Vanilla(),
-    "asa": ASA,
+    "asa": lambda config: ASA(config.asa),
+    "random_mask": lambda config: RandomMask(config.random_mask),
 }
 
 

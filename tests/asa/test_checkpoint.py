@@ -12,7 +12,7 @@ from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import Engine, PlainEngine
 from asa.errors import RequestError, WorkError
-from asa.methods import METHODS, At, Method
+from asa.methods import METHODS, At, Method, MethodsConfig
 from tests.asa.conftest import tiny_batch, tiny_engine, tiny_module, tiny_tokenizer
 
 
@@ -24,7 +24,7 @@ class Counting:
 
     def __init__(self, count: float = 0) -> None:
         self.count = torch.tensor(float(count))
-        self.inner = METHODS["asa"](ASAConfig())
+        self.inner = METHODS["asa"](MethodsConfig())
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         return self.inner.backward(engine, batch, at)

@@ -11,7 +11,7 @@ from torch import Tensor
 from asa.adversary import ASAConfig
 from asa.engine import PlainEngine
 from asa.losses import task_loss
-from asa.methods import METHODS, At
+from asa.methods import METHODS, At, MethodsConfig
 from asa.optim import OptimConfig, learning_rate
 from asa.signal import Perturb
 from tests.asa.conftest import (
@@ -123,7 +123,7 @@ def test_tap_sees_the_input_of_every_layer(attacked: bool) -> None:
 
 
 def train(engine: PlainEngine, first: int, steps: int) -> None:
-    method = METHODS["asa"](ASAConfig())
+    method = METHODS["asa"](MethodsConfig())
     for step in range(first, first + steps):
         torch.manual_seed(step)
         method.backward(engine, tiny_batch(seed=step), At(0, 0))

@@ -18,7 +18,7 @@ from asa.attention import attach, detach, perturbed
 from asa.batch import Batch, Kind
 from asa.errors import RequestError
 from asa.families import FAMILIES, family
-from asa.methods import METHODS, At
+from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
 from asa.signal import Perturb, Site
 from tests.asa.conftest import REAL, ROWS, attend_to, gradients, random_keeps, tiny_batch, tiny_engine
@@ -270,7 +270,7 @@ def test_a_saved_adversary_of_another_kind_or_shape_is_refused(tmp_path: Path) -
 def test_an_asa_step_trains_model_and_adversary(name: str) -> None:
     for kind in ("mlm", "classification", "token"):
         module = TaskModel(tiny(name, kind, dropout=0.1), kind, ASAConfig())
-        terms = METHODS["asa"](ASAConfig()).backward(tiny_engine(module), batch_for(name, kind), At(0, 0))
+        terms = METHODS["asa"](MethodsConfig()).backward(tiny_engine(module), batch_for(name, kind), At(0, 0))
         found = gradients(module)
         assert all(value.isfinite().all() for value in found.values())
         moved = {key.split(".")[0] for key, value in found.items() if value.abs().max() > 0}

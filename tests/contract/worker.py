@@ -17,7 +17,8 @@ from asa import dist
 from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import DeepSpeedEngine, Engine, PlainEngine
-from asa.methods import METHODS, At
+from asa.methods import METHODS, At, MethodsConfig
+from asa.methods.random_mask import RandomMaskConfig
 from asa.model import TaskModel
 from asa.optim import OptimConfig
 
@@ -26,6 +27,8 @@ ACCUMULATIONS = (1, 2)
 STEPS, ROWS, LENGTH, MASKED = 2, 8, 12, 3
 # A large eps keeps Adam from turning rounding noise of near-zero gradients into whole steps.
 OPTIM = OptimConfig(lr=1e-2, warmup=0.0, eps=1e-3)
+# Masks that draw nothing: what is drawn depends on how rows are cut into micro-batches.
+OPTIONS = MethodsConfig(random_mask=RandomMaskConfig(strategy="magnitude"))
 CPU = torch.device("cpu")
 
 
@@ -43,7 +46,7 @@ def build(method: str) -> TaskModel:
         initializer_range=0.3,
     )
     return TaskModel(
-        BertForMaskedLM(shape), "mlm", ASAConfig(tau=0.3) if METHODS[method](ASAConfig()).uses_adversary else None
+        BertForMaskedLM(shape), "mlm", ASAConfig(tau=0.3) if METHODS[method](OPTIONS).uses_adversary else None
     )
 
 
@@ -81,7 +84,7 @@ def make_engine(name: str, method: str, slots: int) -> Engine:
 def run(name: str, method_name: str, slots: int) -> dict[str, Tensor]:
     """Weights after STEPS updates, with each step's summed terms and gradient norm."""
     engine = make_engine(name, method_name, slots)
-    method = METHODS[method_name](ASAConfig(tau=0.3))
+    method = METHODS[method_name](OPTIONS)
     seen: dict[str, Tensor] = {}
     for step in range(STEPS):
         for slot in range(slots):

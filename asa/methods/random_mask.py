@@ -1,0 +1,128 @@
+"""Naive masking, the control for ASA (Wu et al. 2023, "VS. Naive Masking", Table 3): the same two passes, divergence
+and bias on every layer, but no adversary chooses what is masked."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from asa import record
+from asa.adversary import ASAConfig
+from asa.batch import Batch
+from asa.config import config
+from asa.engine import Engine
+from asa.errors import RequestError
+from asa.losses import divergence, masked_share, task_loss
+from asa.methods.base import At, Stateless
+from asa.signal import Perturb, Site
+
+# B rows, L length (queries, then keys), N layers
+
+SHARE = 0.1
+
+
+@config
+class RandomMaskConfig:
+    """Masks that no adversary learns."""
+
+    strategy: Literal["bernoulli", "scheduled", "magnitude"] = "bernoulli"
+    """bernoulli: each pair with one probability. scheduled: with the probability that an ASA run had learned for this
+    step and layer. magnitude: the pairs of each row's map with the largest attention weights, heads averaged."""
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of pairs that is masked (bernoulli, magnitude); null means 0.1. The paper tries 0.05 and 0.1."""
+    schedule: Path | None = None
+    """metrics.jsonl of the ASA run to follow (scheduled)."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "RandomMaskConfig":
+        scheduled = self.strategy == "scheduled"
+        if scheduled and self.schedule is None:
+            raise ValueError("strategy scheduled follows an ASA run; set --random_mask.schedule to its metrics.jsonl")
+        if scheduled and self.share is not None:
+            raise ValueError("strategy scheduled takes its shares from the schedule; leave --random_mask.share out")
+        if not scheduled and self.schedule is not None:
+            raise ValueError(f"strategy {self.strategy} follows no schedule; leave --random_mask.schedule out")
+        return self
+
+
+class RandomMask(Stateless):
+    """task + divergence(clean, masked), ASA's default divergence. Its state is the number of updates made."""
+
+    def __init__(self, options: RandomMaskConfig) -> None:
+        self.options = options
+        self.updates = 0
+        self.schedule = read_schedule(options.schedule) if options.schedule else None
+
+    def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        shares: dict[int, Tensor] = {}
+        layers = int(engine.module.model.config.num_hidden_layers)
+        # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
+        maker = heaviest(self._share(0), batch.pad_BL) if self.options.strategy == "magnitude" else None
+        keeps = [] if maker else [bernoulli(self._share(n, layers), batch.pad_BL) for n in range(layers)]
+
+        def attend(site: Site) -> Tensor:
+            keep_BLL = maker(site) if maker else keeps[site.layer].to(site.h_BLD.dtype)
+            shares.setdefault(site.layer, masked_share(keep_BLL, site.seen_BLL, batch.pad_BL))
+            return keep_BLL
+
+        clean, masked = engine.forward(batch), engine.forward(batch, Perturb(attend=attend))
+        terms = {"task": task_loss(clean, batch), **divergence(clean, masked, batch, ASAConfig())}
+        loss = torch.stack(list(terms.values())).sum()
+        engine.backward(loss)
+        share = torch.stack(list(shares.values())) / batch.total_rows
+        return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}, "masked_share": share}
+
+    def _share(self, layer: int, layers: int = 1) -> float:
+        """Share to mask in a layer at this step."""
+        if self.schedule is None:
+            return SHARE if self.options.share is None else self.options.share
+        steps, shares_SN = self.schedule
+        if shares_SN.shape[1] != layers:
+            raise RequestError(
+                f"{self.options.schedule} is of a model with {shares_SN.shape[1]} layers, this one has {layers};"
+                " set --random_mask.schedule"
+            )
+        # The shares logged last before this update, the first ones until then.
+        place = int(torch.searchsorted(steps, self.updates + 1, right=True)) - 1
+        return float(shares_SN[max(place, 0), layer])
+
+    def after_step(self, engine: Engine) -> None:
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"updates": torch.tensor(self.updates)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.updates = int(state["updates"])
+
+
+def bernoulli(share: float, pad_BL: Tensor) -> Tensor:
+    """Each pair masked with probability `share`; True is kept."""
+    rows, length = pad_BL.shape
+    return torch.rand(rows, length, length, device=pad_BL.device) >= share
+
+
+def heaviest(share: float, pad_BL: Tensor) -> Callable[[Site], Tensor]:
+    """A maker of maps that mask round(share * pairs) of each row's pairs, those with the largest attention weights."""
+
+    def keep(site: Site) -> Tensor:
+        weights_BLL = site.weights().mean(1)
+        pairs_BLL = (site.seen_BLL & ~pad_BL[:, :, None]).expand_as(weights_BLL)
+        order_BP = weights_BLL.masked_fill(~pairs_BLL, -1).flatten(1).argsort(dim=1, descending=True, stable=True)
+        wanted_B1 = (share * pairs_BLL.sum((1, 2), dtype=torch.float32)).round()[:, None]
+        chosen_BP = torch.arange(order_BP.shape[1], device=order_BP.device) < wanted_B1
+        masked_BP = torch.zeros_like(chosen_BP).scatter(1, order_BP, chosen_BP)
+        return (~masked_BP).to(weights_BLL.dtype).view_as(weights_BLL)
+
+    return keep
+
+
+def read_schedule(path: Path) -> tuple[Tensor, Tensor]:
+    """Steps and masked shares (one row a step, one column a layer) that an ASA run logged. Raises RequestError."""
+    lines = [event for event in record.read(path) if event["event"] == "train" and "masked_share" in event]
+    if not lines:
+        raise RequestError(f"{path} records no masked share; set --random_mask.schedule to an ASA run's metrics.jsonl")
+    return torch.tensor([line["step"] for line in lines]), torch.tensor([line["masked_share"] for line in lines])
