@@ -5,8 +5,9 @@ the module already takes (DeBERTa, whose own masking blocks gradients: into its 
 is to do lies in the model's Signal while the pass lasts, and while activation checkpointing repeats a part of it.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -48,10 +49,11 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
     handles = [handle for n, block in enumerate(layers) for handle in seat(block, Seat(n, found, config, signal))]
     handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
     handles.append(model.base_model.register_forward_hook(partial(_choose_rows, signal)))
-    object.__setattr__(model, "_asa", (signal, handles))
-    object.__setattr__(model, "gradient_checkpointing_enable", MethodType(_checkpoint, model))
-    if _checkpoints(model):
-        model.gradient_checkpointing_enable()
+    vars(model)["_asa"] = (signal, handles)
+    vars(model)["_set_gradient_checkpointing"] = MethodType(_set_checkpointing, model)
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module._gradient_checkpointing_func = _recalling(module._gradient_checkpointing_func, signal)  # type: ignore[assignment]
     return Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
 
 
@@ -63,9 +65,9 @@ def detach(model: PreTrainedModel) -> None:
         handle.remove()
     for module in model.modules():
         unseat(module)
-    del model._asa, model.gradient_checkpointing_enable
-    if _checkpoints(model):
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        if isinstance(function := vars(module).get("_gradient_checkpointing_func"), _Recalling):
+            vars(module)["_gradient_checkpointing_func"] = function.function
+    del vars(model)["_asa"], vars(model)["_set_gradient_checkpointing"]
 
 
 @contextmanager
@@ -98,22 +100,32 @@ def _choose_rows(signal: Signal, module: nn.Module, args: tuple[Any, ...], outpu
     output.last_hidden_state = hidden_BLD.flatten(0, 1)[signal.now.rows].unsqueeze(0)
 
 
-def _checkpoints(model: nn.Module) -> bool:
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+@dataclass(frozen=True)
+class _Recalling:
+    """A checkpointing function under which what is recomputed is perturbed as it was."""
+
+    function: Callable[..., Any]
+    signal: Signal
+
+    def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        now = self.signal.now
+
+        def perturbed_forward(*args: Any, **kwargs: Any) -> Any:
+            with self.signal.during(now):
+                return forward(*args, **kwargs)
+
+        return self.function(perturbed_forward, *args, **kwargs)
 
 
-def _checkpoint(model: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-    """In place of an attached model's gradient_checkpointing_enable: what is recomputed is perturbed as it was.
+def _recalling(function: Callable[..., Any], signal: Signal) -> _Recalling:
+    """Raises RequestError for reentrant checkpointing: it makes no gradient for a map that is used outside its layer."""
+    if getattr(function, "keywords", {}).get("use_reentrant") is not False:
+        raise RequestError("activation checkpointing that is reentrant loses gradients; set use_reentrant=False")
+    return _Recalling(function, signal)
 
-    Raises: RequestError for reentrant checkpointing, with which ZeRO 2 and 3 fail.
-    """
-    settings = gradient_checkpointing_kwargs or {}
-    if settings.get("use_reentrant"):
-        raise RequestError("use_reentrant = True fails under ZeRO 2 and 3; set use_reentrant=False")
-    signal: Signal = model._asa[0]
 
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), signal.during(signal.now)
-
-    settings = settings | {"use_reentrant": False, "context_fn": contexts}
-    type(model).gradient_checkpointing_enable(model, settings, **kwargs)
+def _set_checkpointing(model: Any, enable: bool = True, **kwargs: Any) -> None:
+    """In place of the model's own, which all public ways to switch checkpointing on and off end in."""
+    if enable:
+        kwargs["gradient_checkpointing_func"] = _recalling(kwargs["gradient_checkpointing_func"], model._asa[0])
+    type(model)._set_gradient_checkpointing(model, enable, **kwargs)

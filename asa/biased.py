@@ -69,8 +69,6 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if now is None:
         return None
     h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
-    if now.tap is not None:
-        now.tap(seat.layer, h_BLD)
     if now.perturb.attend is None:
         return None
     seen_BLL = _seen(_mask(args, kwargs), h_BLD, additive=not seat.family.score_method)
@@ -132,9 +130,11 @@ def _biased_scores(module: Any, *args: Any) -> Tensor:
     """DeBERTa's position scores, (B*H)LL in v2 and BHLL in v1, with a keep map's bias on top."""
     seat: Seat = module._asa_seat
     score = getattr(type(module), seat.family.score_method)(module, *args)
+    query: Tensor = args[0]
+    # Under autocast v1 has queries in fp32 and scores in half, which it then fills with fp32's minimum, and fails.
+    score = score.to(query.dtype) if isinstance(score, Tensor) else score
     if seat.keep_B1LL is None:
         return score
-    query: Tensor = args[0]
     bias_B1LL = ((1 - seat.keep_B1LL) * MASKED).to(query.dtype)
     if query.dim() == 4:
         return score + bias_B1LL

@@ -78,6 +78,16 @@ def tiny_batch(kind: Kind = "mlm", seed: int = 1, rows: int = ROWS) -> Batch:
     return Batch(kind, inputs, labels, total_rows=sequences, total_labels=units, positions=positions)
 
 
+def batch_for(name: str, kind: Kind = "mlm", seed: int = 1) -> Batch:
+    """tiny_batch for an encoder of the family `name`."""
+    batch = tiny_batch(kind, seed)
+    if name in ("distilbert", "modernbert", "mpnet"):
+        del batch.inputs["token_type_ids"]
+    if name in ("roberta", "xlm-roberta"):
+        batch.inputs["token_type_ids"].zero_()
+    return batch
+
+
 def _labels(kind: Kind, ids: Tensor, mask: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
     rows = len(ids)
     if kind == "mlm":

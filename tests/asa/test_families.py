@@ -21,7 +21,7 @@ from asa.families import FAMILIES, family
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
 from asa.signal import Perturb, Site
-from tests.asa.conftest import REAL, ROWS, attend_to, gradients, random_keeps, tiny_batch, tiny_engine
+from tests.asa.conftest import REAL, ROWS, attend_to, batch_for, gradients, random_keeps, tiny_engine
 from tests.asa.encoders import EAGER_ONLY, HEADS, LAYERS, LENGTH, PAIRS, VOCAB, WIDTH, tiny
 from tests.asa.reference import slow_attention
 
@@ -35,15 +35,6 @@ def hidden(model: PreTrainedModel, batch: Batch, keeps: list[Tensor] | None) -> 
     """The final hidden states under the keep maps."""
     with perturbed(model, Perturb(attend=attend_to(keeps) if keeps else None)):
         return model.base_model(**batch.inputs).last_hidden_state  # type: ignore[operator]
-
-
-def batch_for(name: str, kind: Kind = "mlm", seed: int = 1) -> Batch:
-    batch = tiny_batch(kind, seed)
-    if name in ("distilbert", "modernbert", "mpnet"):
-        del batch.inputs["token_type_ids"]
-    if name in ("roberta", "xlm-roberta"):
-        batch.inputs["token_type_ids"].zero_()
-    return batch
 
 
 def per_head(keeps: list[Tensor]) -> list[Tensor]:

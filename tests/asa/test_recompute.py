@@ -1,0 +1,109 @@
+"""Activation checkpointing and torch.compile change how a step is computed, never what."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch._dynamo as dynamo
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from asa.adversary import ASAConfig
+from asa.attention import _Recalling, attach, detach
+from asa.errors import RequestError
+from asa.families import FAMILIES
+from asa.methods import METHODS, At, MethodsConfig
+from asa.methods.random_mask import RandomMaskConfig
+from asa.model import TaskModel
+from tests.asa.conftest import batch_for, gradients, tiny_engine
+from tests.asa.encoders import PAIRS, tiny
+
+# What draws random numbers in a step; dropout is on in all of them.
+OPTIONS = {
+    "asa": ("asa", MethodsConfig()),
+    "asa-gumbel": ("asa", MethodsConfig(asa=ASAConfig(mask="gumbel", heads="each", dropout="shared"))),
+    "bernoulli": ("random_mask", MethodsConfig(random_mask=RandomMaskConfig(share=0.3))),
+    "magnitude": ("random_mask", MethodsConfig(random_mask=RandomMaskConfig(strategy="magnitude", share=0.3))),
+}
+CHECKPOINTED = [pair for pair in PAIRS if pair[0] != "mpnet"]  # Hugging Face has no checkpointing for MPNet
+
+
+def step(model: PreTrainedModel, name: str, options: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradients of one step on an attached or plain model."""
+    method_name, config = OPTIONS[options]
+    method = METHODS[method_name](config)
+    torch.manual_seed(4)
+    module = TaskModel(model, "mlm", config.asa if method.uses_adversary else None)
+    torch.manual_seed(5)
+    terms = method.backward(tiny_engine(module), batch_for(name), At(0, 0))
+    return terms["loss"], gradients(module)
+
+
+@pytest.mark.parametrize(("name", "attention"), CHECKPOINTED)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gradients_with_checkpointing_equal_those_without(name: str, attention: str, options: str) -> None:
+    expected_loss, expected = step(tiny(name, attention=attention, dropout=0.2), name, options)
+    model = tiny(name, attention=attention, dropout=0.2)
+    model.gradient_checkpointing_enable()  # before it is attached, as a user's own model may be
+    passes = count_forwards(model, name)
+    loss, found = step(model, name, options)
+    assert torch.equal(loss, expected_loss)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-7, msg=key)
+    assert passes() == 4  # two passes, each made again for its gradients
+
+
+def count_forwards(model: PreTrainedModel, name: str) -> Callable[[], int]:
+    """How often the bottom layer's attention ran: what is recomputed counts twice."""
+    block = next(iter(model.base_model.get_submodule(FAMILIES[name].layers).children()))
+    calls: list[int] = []
+    block.get_submodule(FAMILIES[name].attention).register_forward_pre_hook(lambda *_: calls.append(1))
+    return lambda: len(calls)
+
+
+def test_checkpointing_may_be_switched_on_and_off_while_attached() -> None:
+    model = tiny("bert")
+    attach(model)
+    model.gradient_checkpointing_enable()
+    for settings in ({"use_reentrant": True}, {"preserve_rng_state": True}):
+        with pytest.raises(RequestError, match="use_reentrant=False"):
+            model.gradient_checkpointing_enable(settings)
+    detach(model)
+    functions = [m._gradient_checkpointing_func for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    assert functions
+    assert not any(isinstance(function, _Recalling) for function in functions)
+    model.gradient_checkpointing_disable()
+    attach(model)
+    model.gradient_checkpointing_disable()
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+
+
+def compiled_steps(name: str, backend: str, compiled: bool) -> tuple[list[float], list[int]]:
+    """Losses of ASA steps on batches of one shape, and the graphs compiled so far after each."""
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    torch.manual_seed(4)
+    module = TaskModel(tiny(name, attention="eager"), "mlm", ASAConfig())
+    if compiled:
+        module.compile(backend=backend)
+    engine, method = tiny_engine(module), METHODS["asa"](MethodsConfig())
+    losses, graphs = [], []
+    for _ in range(4):
+        losses.append(float(method.backward(engine, batch_for(name), At(0, 0))["loss"]))
+        engine.step()
+        graphs.append(dynamo.utils.counters["stats"]["unique_graphs"])
+    return losses, graphs
+
+
+SLOW = [("modernbert", "aot_eager"), ("deberta-v2", "aot_eager"), ("roberta", "aot_eager"), ("bert", "inductor")]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("bert", "aot_eager"), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
+def test_a_compiled_model_equals_eager_and_is_compiled_once_per_kind_of_pass(name: str, backend: str) -> None:
+    expected, _ = compiled_steps(name, backend, compiled=False)
+    losses, graphs = compiled_steps(name, backend, compiled=True)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert graphs == [2, 2, 2, 2]  # clean and attacked, in the first step

@@ -1,0 +1,73 @@
+"""DeepSpeed's FP16 and BF16 engines follow fp32, skip what overflows, and keep the adversary's gradient finite."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.precision.worker import FAMILIES, METHOD_NAMES, OVERFLOW_AT, STAGES, STEPS
+
+CASES = list(product(FAMILIES, METHOD_NAMES, STAGES))
+each_case = pytest.mark.parametrize(("family", "method", "zero"), CASES)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("precision") / "results.json"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-port", str(port)]
+    settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, "-m", "tests.precision.worker", str(out)],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+def tasks(run: dict[str, Any]) -> list[float]:
+    """The task loss of every step whose update was applied."""
+    return [terms["task"] for terms, applied in zip(run["terms"], run["applied"], strict=True) if applied]
+
+
+@each_case
+def test_low_precision_follows_the_fp32_curve(results: dict[str, Any], family: str, method: str, zero: int) -> None:
+    full = tasks(results[f"{family}-{method}-{zero}-fp32"])
+    assert full[-1] < 0.6 * full[0]
+    for precision in ("fp16", "bf16"):
+        low = tasks(results[f"{family}-{method}-{zero}-{precision}"])
+        assert low == pytest.approx(full[: len(low)], rel=0.02)
+        assert results[f"{family}-{method}-{zero}-{precision}"]["finite"]
+
+
+@each_case
+def test_overflow_skips_the_update_and_halves_the_scale(
+    results: dict[str, Any], family: str, method: str, zero: int
+) -> None:
+    run = results[f"{family}-{method}-{zero}-fp16"]
+    assert [step for step in range(STEPS) if not run["applied"][step]] == list(OVERFLOW_AT)
+    first = OVERFLOW_AT[0]
+    assert run["lr"][first] == run["lr"][first + 1] == run["lr"][first + 2] > run["lr"][first + 3]
+    assert run["scale"][first] == 65536  # one overflow is forgiven (hysteresis)
+    assert run["scale"][first + 1 :] == [32768.0] * (STEPS - first - 1)
+
+
+@pytest.mark.parametrize(("family", "zero"), list(product(FAMILIES, STAGES)))
+def test_the_adversary_is_trained_and_does_not_starve_the_model(
+    results: dict[str, Any], family: str, zero: int
+) -> None:
+    for precision in ("fp32", "fp16", "bf16"):
+        asa, vanilla = (results[f"{family}-{method}-{zero}-{precision}"] for method in ("asa", "vanilla"))
+        shares = [terms["masked_share"] for terms in asa["terms"]]
+        assert shares[0] != shares[-1]
+        assert asa["norm"][0] == pytest.approx(vanilla["norm"][0], rel=0.05)
