@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asa.adversary import Adversaries, Adversary, ASAConfig
+from asa.adversary import Adversaries, Adversary, ASAConfig, logistic_noise
 from asa.config import to_dict
 from asa.losses import kept_units, penalty
+from asa.methods import METHODS, At, MethodsConfig
 from asa.signal import Perturb, Site
-from tests.asa.conftest import ROWS, tiny_batch, tiny_module
+from tests.asa.conftest import ROWS, tiny_batch, tiny_engine, tiny_module
 
 # B rows, L length, D width
 
@@ -120,6 +121,101 @@ def test_the_penalty_gives_gradient_to_adversaries_alone() -> None:
     penalty(torch.stack([kept_units(k, batch.pad_BL, "valid") for k in keeps]).sum(), batch, 0.3).backward()
     reached = {name for name, p in module.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
     assert reached == {f"adversary.{name}" for name, _ in adversary.named_parameters()}
+
+
+@given(st.integers(0, 2**31), st.sampled_from(["shared", "each"]), st.floats(0.2, 3), st.floats(1e-4, 1), st.booleans())
+def test_the_gradient_is_that_of_finite_differences_of_a_soft_map(
+    seed: int, heads: Any, temperature: float, reversal: float, noisy: bool
+) -> None:
+    """Any gradient that reaches the map goes on as through sigmoid((x + noise) / temperature), reversed and scaled."""
+    adversary = made(heads=heads, temperature=temperature, reversal=reversal, mask="gumbel" if noisy else "hard")
+    adversary = adversary.double()
+    h_BLD, rng = states(seed, torch.float64), torch.Generator().manual_seed(seed)
+    noise = adversary.noise(padding())
+    keep = adversary(h_BLD, seen(), noise)
+    upstream = torch.randn(keep.shape, generator=rng, dtype=torch.float64)
+
+    def soft() -> Tensor:
+        x = adversary.scores(h_BLD, seen()) + (0 if noise is None else noise)
+        return ((x / temperature).sigmoid() * upstream).sum()
+
+    (keep * upstream).sum().backward()
+    for p in (adversary.query.weight, adversary.key.weight, adversary.query.bias):
+        direction = torch.randn(p.shape, generator=rng, dtype=torch.float64)
+        assert p.grad is not None
+        found = (p.grad * direction).sum().item()
+        difference = []
+        with torch.no_grad():
+            for step in (1e-5, -1e-5):
+                p += step * direction
+                difference.append(soft().item())
+                p -= step * direction
+        expected = -reversal * (difference[0] - difference[1]) / 2e-5
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-7 * reversal)
+
+
+@given(st.integers(0, 2**31), st.sampled_from(["shared", "each"]))
+def test_descending_on_any_price_of_kept_units_raises_their_scores(seed: int, heads: Any) -> None:
+    """The reversal's sign: what the loss charges for, the adversary does more of."""
+    adversary, h_BLD = made(heads=heads), states(seed)
+    adversary(h_BLD, seen()).sum().backward()
+    before = adversary.scores(h_BLD, seen()).sigmoid().sum()
+    with torch.no_grad():
+        for p in adversary.parameters():
+            assert p.grad is not None
+            p -= 1e-4 * p.grad
+    assert adversary.scores(h_BLD, seen()).sigmoid().sum() > before
+
+
+def test_gumbel_noise_is_the_difference_of_two_gumbel_draws() -> None:
+    torch.manual_seed(0)
+    noise = logistic_noise((200_000,), torch.device("cpu")).double()
+    assert noise.isfinite().all()
+    assert abs(noise.mean().item()) < 0.02
+    assert noise.var().item() == pytest.approx(torch.pi**2 / 3, rel=0.02)
+    for x in (-2.0, 0.0, 1.0):  # a unit of score x is kept with log odds x
+        share = (noise + x > 0).double().mean().item()
+        assert share == pytest.approx(torch.tensor(x).sigmoid().item(), abs=0.005)
+
+
+def test_a_gumbel_map_is_drawn_anew_and_a_hard_one_is_not() -> None:
+    gumbel, hard = made(mask="gumbel"), made(mask="hard")
+    assert hard.noise(padding()) is None
+    one, two = (gumbel(states(), seen(), gumbel.noise(padding())) for _ in range(2))
+    assert ((one == 0) | (one == 1)).all()
+    assert not torch.equal(one, two)
+    assert one.transpose(1, 2)[padding()].max() == 0
+
+
+def test_one_map_per_head_scores_over_the_heads_share_of_the_width() -> None:
+    adversary = made(heads="each")
+    x_BHLL = adversary.scores(states(), seen())
+    assert x_BHLL.shape == (ROWS, HEADS, LENGTH, LENGTH)
+    q_BLD, k_BLD = adversary.query(states()), adversary.key(states())
+    share = WIDTH // HEADS
+    for head in range(HEADS):
+        mine = slice(head * share, (head + 1) * share)
+        expected = q_BLD[..., mine] @ k_BLD[..., mine].transpose(1, 2) / share**0.5
+        real = seen().expand_as(expected)
+        torch.testing.assert_close(x_BHLL[:, head][real], expected[real])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_with_every_unit_kept_the_divergence_is_zero_if_dropout_is_off_or_shared(dropout: float) -> None:
+    for shared in ("shared", "independent"):
+        config = ASAConfig(dropout=shared)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        module = tiny_module(asa=config, dropout=dropout).train()
+        assert module.adversary is not None
+        for p in module.adversary.parameters():
+            p.data.zero_()
+        for adversary in module.adversary:
+            adversary.query.bias.data.fill_(1.0)  # type: ignore[union-attr, operator]
+            adversary.key.bias.data.fill_(1.0)  # type: ignore[union-attr, operator]
+        terms = METHODS["asa"](MethodsConfig(asa=config)).backward(tiny_engine(module), tiny_batch(), At(0, 0))
+        assert terms["masked_share"].max() == 0
+        same = dropout == 0 or shared == "shared"
+        assert (terms["asa_token"] < 1e-9) == same
+        assert (terms["asa_sentence"] < 1e-9) == same
 
 
 def test_there_is_one_adversary_per_layer_with_its_own_weights() -> None:

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
 from tests.precision.worker import FAMILIES, METHOD_NAMES, OVERFLOW_AT, STAGES, STEPS
 
@@ -16,17 +17,20 @@ CASES = list(product(FAMILIES, METHOD_NAMES, STAGES))
 each_case = pytest.mark.parametrize(("family", "method", "zero"), CASES)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=ON_GPU)])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("precision") / "results.json"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-port", str(port)]
-    settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if request.param == "cpu" else {}
     done = subprocess.run(
-        [*command, "-m", "tests.precision.worker", str(out)],
-        env=os.environ | settings,
+        [*command, "-m", "tests.precision.worker", str(out), request.param],
+        env=os.environ | on_cpu | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=500,

@@ -37,21 +37,22 @@ def let_cpu_do_fp16() -> None:
     CPU_Accelerator.supported_dtypes = lambda self: [torch.float, torch.half, torch.bfloat16]  # type: ignore[method-assign]
 
 
-def engine_for(family: str, method: str, zero: int, precision: Precision) -> DeepSpeedEngine:
+def engine_for(family: str, method: str, zero: int, precision: Precision, device: torch.device) -> DeepSpeedEngine:
     model = tiny(family, initializer_range=0.1)
     torch.manual_seed(1)
     module = TaskModel(model, "mlm", ASAConfig() if METHODS[method](MethodsConfig()).uses_adversary else None)
     optim = OptimConfig(lr=5e-3, warmup=0.0)
-    return DeepSpeedEngine(module, optim, STEPS, torch.device("cpu"), zero, precision, micro_batch=3)
+    return DeepSpeedEngine(module, optim, STEPS, device, zero, precision, micro_batch=3)
 
 
-def run(family: str, method_name: str, zero: int, precision: Precision) -> dict[str, Any]:
-    engine = engine_for(family, method_name, zero, precision)
+def run(family: str, method_name: str, zero: int, precision: Precision, device: torch.device) -> dict[str, Any]:
+    engine = engine_for(family, method_name, zero, precision, device)
     method = METHODS[method_name](MethodsConfig())
     seen: dict[str, Any] = {"terms": [], "applied": [], "lr": [], "norm": [], "scale": []}
     for step in range(STEPS):
         batch = tiny_batch(seed=0)
         batch.inputs.pop("token_type_ids")
+        batch = batch.to(device)
         terms = method.backward(engine, batch, At(0, 0))
         if step in OVERFLOW_AT and precision == "fp16":
             engine.backward(engine.forward(batch).logits.float().sum() * 1e30)
@@ -66,16 +67,17 @@ def run(family: str, method_name: str, zero: int, precision: Precision) -> dict[
     return seen
 
 
-def main(out: Path) -> None:
+def main(out: Path, device: torch.device) -> None:
     torch.set_num_threads(1)
-    let_cpu_do_fp16()
-    torch_dist.init_process_group("gloo")
+    if device.type == "cpu":
+        let_cpu_do_fp16()
+    torch_dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     results = {}
     for case in product(FAMILIES, METHOD_NAMES, STAGES, PRECISIONS):
-        results["-".join(map(str, case))] = run(*case)
+        results["-".join(map(str, case))] = run(*case, device)
     if dist.is_main():
         out.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), torch.device(sys.argv[2]))
