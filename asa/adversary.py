@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from asa.config import config, to_dict
+from asa.config import config, from_dict, to_dict
 from asa.errors import RequestError
 
 FILE = "adversary.safetensors"
@@ -156,6 +156,15 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def saved_config(folder: Path) -> ASAConfig:
+    """The settings an adversary beside a model was trained with. Raises RequestError where there is none."""
+    try:
+        with safe_open(folder / FILE, "pt") as file:
+            return from_dict(ASAConfig, json.loads(file.metadata()["asa"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RequestError(f"{folder / FILE} is no saved adversary ({error}); give another folder") from None
+
+
 class Adversaries(nn.ModuleList):
     """One Adversary per self-attention layer, indexed bottom to top."""
 
@@ -170,14 +179,10 @@ class Adversaries(nn.ModuleList):
 
     def load_pretrained(self, folder: Path) -> None:
         """Read what save_pretrained wrote. Raises RequestError where there is none, or another shape or kind of map."""
-        try:
-            with safe_open(folder / FILE, "pt") as file:
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                heads = json.loads(file.metadata()["asa"])["heads"]
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise RequestError(f"{folder / FILE} is no saved adversary ({error}); give another folder") from None
+        heads = saved_config(folder).heads
         if heads != self.config.heads:
             raise RequestError(f"{folder / FILE} has heads {heads!r}, not {self.config.heads!r}; set --asa.heads")
+        state = load_file(folder / FILE)
         try:
             self.load_state_dict(state)
         except RuntimeError:

@@ -4,7 +4,7 @@
 def main() -> None:
     from cli import main
 
-    main({"run": run, "report": report}, "finetune")
+    main({"run": run, "report": report, "maps": maps}, "finetune")
 
 
 def run(argv: list[str]) -> None:
@@ -23,6 +23,15 @@ def report(argv: list[str]) -> None:
     from finetune.report.write import write
 
     write(parse(ReportConfig, argv, "finetune report", positional="runs"))
+
+
+def maps(argv: list[str]) -> None:
+    """--model DIR --text "..." --out FILE.png: attention and keep maps on a sentence."""
+    from cli import parse
+    from finetune.config import MapsConfig
+    from finetune.maps import maps
+
+    maps(parse(MapsConfig, argv, "finetune maps"))
 
 
 if __name__ == "__main__":

@@ -78,6 +78,20 @@ class FinetuneConfig(MethodsConfig):
 
 
 @config
+class MapsConfig:
+    """Draw what every layer attends to in a sentence, what its adversary masks, and attention under that mask."""
+
+    model: Path
+    """Folder written by `pretrain export` of an ASA run: a model with its adversary.safetensors."""
+    text: Annotated[str, Field(min_length=1)]
+    """Any sentence."""
+    out: Path
+    """Picture to write: .png, .svg or .pdf."""
+    layers: tuple[int, ...] | None = None
+    """Layers to draw, the bottom one 0; null: all."""
+
+
+@config
 class ReportConfig:
     """Summarise every run below RUNS, the first argument: OUT/report.html, OUT/report.md, OUT/report.csv."""
 
