@@ -33,7 +33,9 @@ class Stopwatch:
 def postfix(values: dict[str, Any]) -> str:
     """The figures of a log line, short enough for the bar."""
     parts = [
-        f"{name} {values[name]:.3f}" for name in ("task", "asa_token", "asa_sentence", "penalty") if name in values
+        f"{name} {values[name]:.3f}"
+        for name in ("generator", "task", "asa", "asa_token", "asa_sentence", "penalty")
+        if name in values
     ]
     if "masked_share" in values:
         parts.append("masked " + "/".join(f"{share:.2f}" for share in values["masked_share"]))

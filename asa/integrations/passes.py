@@ -1,0 +1,58 @@
+"""A method's passes over Hugging Face's accelerate, and the means of the terms it reports."""
+
+from collections.abc import Sequence
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from asa.batch import Batch
+from asa.engine import _Passes
+from asa.model import Output, TaskModel
+from asa.optim import OptimConfig
+from asa.signal import Perturb, Tap
+
+
+class AcceleratedPasses(_Passes):
+    """What a method may use of an Engine; the Trainer updates, schedules and saves. `steps`: updates of the whole run.
+
+    Autocast is in the model's own forward, where accelerate put it.
+    """
+
+    def __init__(self, module: TaskModel, steps: int, accelerator: Accelerator) -> None:
+        # Rates are the Trainer's, so that no setting of ours is read.
+        super().__init__(module, OptimConfig(), steps, accelerator.device)
+        self._accelerator = accelerator
+
+    def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        return self.probe(batch, perturb, tap)
+
+    def backward(self, loss: Tensor) -> None:
+        self._accelerator.backward(loss)
+
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Gradients in `wrt`; on their way through an fp16 model they are scaled, or small ones would vanish."""
+        scaler = self._accelerator.scaler
+        if scaler is None:
+            return super().ascend(loss, wrt)
+        scale = scaler.scale(torch.ones((), device=loss.device))
+        return tuple(gradient / scale for gradient in super().ascend(loss * scale, wrt))
+
+
+class Means:
+    """Means over optimizer steps of what a method reports; nothing waits for the device before `drain`."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, terms: dict[str, Tensor]) -> None:
+        """One micro-batch's shares of its step's terms."""
+        for name, value in terms.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def drain(self) -> dict[str, float]:
+        """Each term's mean since the last drain; of a term per layer, the mean over the layers too."""
+        means = {name: value.mean().item() / max(1, self.steps) for name, value in self._sums.items()}
+        self.steps, self._sums = 0, {}
+        return means

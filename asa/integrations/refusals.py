@@ -1,0 +1,65 @@
+"""What of Hugging Face's Trainer the adversarial one turns down rather than do wrongly or not at all."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from accelerate.utils import DistributedType
+from transformers import Trainer, TrainingArguments
+
+from asa.errors import RequestError
+
+if TYPE_CHECKING:
+    from asa.integrations.transformers import AdversarialTrainer
+
+_INSIDE_BACKWARD = ("lomo", "adalomo")
+
+
+def refuse_args(args: TrainingArguments) -> None:
+    """Raises RequestError for training arguments we cannot honour; before the Trainer acts on them."""
+    for found in _wrong_args(args):
+        raise RequestError(found)
+
+
+def refuse_trainer(trainer: "AdversarialTrainer") -> None:
+    """Raises RequestError for what the user gave a Trainer, or its environment made of it, that we cannot honour."""
+    for found in _wrong_trainer(trainer):
+        raise RequestError(found)
+
+
+def _wrong_args(args: TrainingArguments) -> Iterator[str]:
+    if args.deepspeed:
+        yield "deepspeed: its engine would keep the last of a method's backward passes alone; leave deepspeed out"
+    if args.fsdp:
+        yield "fsdp: the adversary's parameters would not be sharded with the model's; leave fsdp out"
+    if args.parallelism_config is not None:
+        yield "parallelism_config: the adversary needs whole rows on one device; leave parallelism_config out"
+    if args.world_size > 1:
+        yield f"{args.world_size} processes: losses are divided by one process's totals; start a single process"
+    if args.n_gpu > 1:
+        yield f"{args.n_gpu} GPUs: the model would be copied without its hooks; set CUDA_VISIBLE_DEVICES=0"
+    if args.torch_compile:
+        yield "torch_compile: the perturbed passes run hooks that a compiled model skips; leave torch_compile out"
+    if args.use_liger_kernel:
+        yield "use_liger_kernel: its fused loss would take the place of the method's; leave use_liger_kernel out"
+    if args.label_smoothing_factor:
+        yield f"label_smoothing_factor = {args.label_smoothing_factor}: the method makes the loss; allowed: 0"
+    if args.neftune_noise_alpha is not None:
+        yield "neftune_noise_alpha: each pass would draw its own noise and be told apart by it; leave it out"
+    if args.torch_empty_cache_steps is not None:
+        yield "torch_empty_cache_steps: forward and backward are one inside a method; leave torch_empty_cache_steps out"
+    if args.optim in _INSIDE_BACKWARD or "layerwise" in args.optim:
+        yield f"optim = {args.optim!r} updates during backward, of which a method may do several; set another optim"
+
+
+def _wrong_trainer(trainer: "AdversarialTrainer") -> Iterator[str]:
+    kind = trainer.accelerator.distributed_type
+    if kind != DistributedType.NO:
+        yield f"accelerate is set up for {kind.value}: one process on one device is needed; unset its configuration"
+    if trainer.is_model_parallel:
+        yield "the model lies on several devices, its adversary on one; load it without device_map"
+    if trainer.compute_loss_func is not None:
+        yield "compute_loss_func: the method makes the loss from logits and labels; leave compute_loss_func out"
+    if type(trainer).compute_loss is not Trainer.compute_loss:
+        yield f"{type(trainer).__name__}.compute_loss would not be called in training; remove it"
+    if trainer.optimizer is not None and trainer.adversary is not None:
+        yield "optimizers: yours does not hold the adversary's parameters; give optimizer_cls_and_kwargs instead"

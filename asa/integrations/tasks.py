@@ -1,0 +1,105 @@
+"""What a Hugging Face model is trained for, and its collators' batches as ours."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto as auto
+
+from asa.batch import IGNORE, Batch, Kind
+from asa.errors import RequestError
+
+# B rows, C choices, L length, M masked positions
+
+KINDS = get_args(Kind)
+_HEADS: dict[Kind, Collection[str]] = {
+    "mlm": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values(),
+    "classification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values(),
+    "choice": auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values(),
+    "token": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.values(),
+}
+
+
+class Totals(NamedTuple):
+    """Sequences and labelled units of one optimizer step, over all its micro-batches."""
+
+    rows: int
+    labels: int
+
+
+def kind_of(model: PreTrainedModel, asked: Kind | None = None) -> Kind:
+    """The task of a model by its class and config; `asked` where the class is none of Hugging Face's or from one.
+
+    Raises: RequestError for a task we have no loss for, or an `asked` that contradicts the class.
+    """
+    name = type(model).__name__
+    if asked is not None and asked not in KINDS:
+        raise RequestError(f"kind {asked!r} is unknown; set kind= to one of {', '.join(KINDS)}")
+    lineage = {cls.__name__ for cls in type(model).__mro__}
+    found: Kind | None = next((kind for kind, classes in _HEADS.items() if lineage & set(classes)), None)
+    if found == "classification":
+        found = _sequence_kind(model.config)
+    if found and asked and found != asked:
+        raise RequestError(f"kind {asked!r} does not fit {name}, which is for {found!r}; leave kind out")
+    kind = found or asked
+    if kind is None:
+        heads = "masked LM, sequence classification, multiple choice or token classification"
+        raise RequestError(f"{name} is no head for {heads}; give such a model, or say by kind= what yours is")
+    return kind
+
+
+def _sequence_kind(config: PreTrainedConfig) -> Kind:
+    problem, numbers = config.problem_type, len(config.id2label or ())
+    if problem == "multi_label_classification":
+        raise RequestError(f"problem_type {problem!r} has no loss here; give one label per row, or one number")
+    if problem != "regression" and (problem or numbers > 1):
+        return "classification"
+    if numbers > 1:
+        raise RequestError(f"a regression of {numbers} numbers has no loss here; load with num_labels=1")
+    return "regression"
+
+
+def totals(kind: Kind, batches: Sequence[Mapping[str, Any]]) -> Totals:
+    """Count a window of the collator's batches; a window without labels counts as 1, since its losses are all 0.
+
+    Raises: RequestError for a batch we cannot train on.
+    """
+    for inputs in batches:
+        _check(kind, inputs)
+    rows = sum(inputs["input_ids"].flatten(0, -2).shape[0] for inputs in batches)
+    counts = [_labelled(kind, inputs["labels"]).sum() for inputs in batches]
+    return Totals(rows, max(1, int(sum(counts))))
+
+
+def to_batch(kind: Kind, inputs: Mapping[str, Any], total: Totals) -> Batch:
+    """A collator's batch (input_ids and labels; attention_mask and others where it has them) as one of ours."""
+    rest = {name: value for name, value in inputs.items() if name != "labels"}
+    rest.setdefault("attention_mask", torch.ones_like(rest["input_ids"]))
+    labels, positions = inputs["labels"], None
+    if kind != "token":
+        labels = labels.flatten()
+    if kind == "mlm":
+        positions = _labelled(kind, labels).nonzero().squeeze(-1)
+        labels = labels[positions]
+    return Batch(kind, rest, labels, total.rows, total.labels, positions)
+
+
+def _labelled(kind: Kind, labels: Tensor) -> Tensor:
+    return torch.ones_like(labels, dtype=torch.bool) if kind == "regression" else labels != IGNORE
+
+
+def _check(kind: Kind, inputs: Mapping[str, Any]) -> None:
+    for name in ("input_ids", "labels"):
+        if not isinstance(inputs.get(name), Tensor):
+            raise RequestError(
+                f"a training batch has no tensor {name!r}, only {', '.join(inputs)}; mend the data set or its collator"
+            )
+    ids, labels = inputs["input_ids"], inputs["labels"]
+    if kind != "regression" and labels.is_floating_point():
+        raise RequestError(f"labels are {labels.dtype}, for {kind!r} they must be integers; mend the data set")
+    expected = ids.shape if kind in ("mlm", "token") else ids.shape[:1]
+    if labels.numel() != expected.numel():
+        shape = list(labels.shape)
+        raise RequestError(f"labels are {shape}, for {kind!r} they must be {list(expected)}; mend the data set")

@@ -1,0 +1,210 @@
+"""AdversarialTrainer: Hugging Face's Trainer with a method of the registry in place of its training step."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+
+from asa.adversary import Adversaries
+from asa.batch import Kind
+from asa.engine import Engine
+from asa.errors import RequestError
+from asa.integrations.passes import AcceleratedPasses, Means
+from asa.integrations.refusals import refuse_args, refuse_trainer
+from asa.integrations.tasks import kind_of, to_batch, totals
+from asa.methods import METHODS, At, MethodsConfig
+from asa.model import TaskModel
+
+METHOD_FILE = "method.safetensors"
+
+
+class AdversarialTrainer(Trainer):
+    """A Trainer that trains by `method`, a name of asa.methods.METHODS; everything else is Trainer's own.
+
+        AdversarialTrainer(model, args, train_dataset=rows, processing_class=tokenizer, method="asa").train()
+
+    Args beyond Trainer's, all of which it takes: method; options, the settings of all methods, of which the method
+    reads its own; kind, the task, where the model's class does not tell it.
+
+    The model stays an ordinary one: evaluation, prediction and best-model selection run it unperturbed, saving writes
+    an ordinary folder with the adversary in adversary.safetensors beside it. Checkpoints hold the optimizer's and the
+    method's state too: resuming goes on bit for bit. The method's terms are logged beside the loss, as means over the
+    steps since the last log (a term per layer: over the layers too). Losses are divided by the totals of the whole
+    optimizer step, so that accumulation does not change them. The adversary starts from `args.seed`.
+
+    Refused with a RequestError, and why:
+      deepspeed, fsdp, parallelism_config, several processes or GPUs, a device_map over several devices: a method
+        makes several passes with an adversary beside the model, and none of these would know of either.
+      torch_compile, use_liger_kernel: they replace the forward passes that perturbations reach by hooks.
+      compute_loss_func, label_smoothing_factor, an overridden compute_loss: the method makes the loss.
+      neftune_noise_alpha: each pass would draw its own noise, and a divergence between passes would measure that.
+      torch_empty_cache_steps: there is no one place between forward and backward.
+      optim lomo, adalomo and the layerwise ones: they update during backward, of which a method may do several.
+      optimizers=(yours, ...) for a method with an adversary: its parameters are not in it.
+      activation_checkpointing with use_reentrant=True, attention without a float mask, models that are no
+        PreTrainedModel of a supported family (PEFT's are none), multi-label tasks, question answering.
+      methods with replays: they take several optimizer steps per batch, the Trainer one.
+      resuming from a checkpoint of another method, or one saved with save_only_model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | None = None,
+        args: TrainingArguments | None = None,
+        *rest: Any,
+        method: str,
+        options: MethodsConfig | None = None,
+        kind: Kind | None = None,
+        **keywords: Any,
+    ) -> None:
+        if method not in METHODS:
+            raise RequestError(f"method {method!r} is unknown; set method= to one of {', '.join(METHODS)}")
+        if args is not None:
+            refuse_args(args)
+        self._name, self._options = method, options or MethodsConfig()
+        self._asked: Kind | None = kind
+        self._means = Means()
+        super().__init__(model, args, *rest, **keywords)
+        if self.model_init is None:
+            self._take(self.model)
+        refuse_trainer(self)
+        self.add_callback(_Updates(self))
+
+    @property
+    def adversary(self) -> Adversaries | None:
+        """The adversaries in training; None for a method without."""
+        return self._task.adversary
+
+    def _take(self, model: Any) -> None:
+        """Make `model` the one that is trained, with a new adversary beside it."""
+        if not isinstance(model, PreTrainedModel):
+            raise RequestError(f"{type(model).__name__} is no PreTrainedModel; give an ordinary Hugging Face model")
+        self._kind: Kind = kind_of(model, self._asked)
+        self._method = METHODS[self._name](self._options)
+        if self._method.replays > 1:
+            raise RequestError(
+                f"method {self._name!r} takes {self._method.replays} optimizer steps per batch, a Trainer one;"
+                " set another method="
+            )
+        with torch.random.fork_rng(devices=[]):  # what the Trainer draws stays what it would draw without us
+            torch.default_generator.manual_seed(self.args.seed)
+            self._task = TaskModel(model, self._kind, self._options.asa if self._method.uses_adversary else None)
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        model = super().call_model_init(trial)
+        self._take(model)
+        return model
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        self._task.to(self.args.device)
+        return super().create_optimizer(self._task if model is None else model)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """One optimizer step's batches, counted: all their losses are divided by the totals."""
+        # The Trainer clears the gradients of the model alone, and not those of a window that was cut short.
+        self._task.zero_grad()
+        for p in () if self.adversary is None else self.adversary.parameters():
+            # In a step without an attack too Adam's averages of the adversary go on, as under our engines.
+            p.grad = torch.zeros_like(p)
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._totals, self._slot = totals(self._kind, batches), 0
+        return batches, items
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """One micro-batch's gradients by the method; returns its share of the step's loss, detached."""
+        self._task.train()
+        prepare = getattr(self.optimizer, "train", None)  # schedule-free optimizers have one
+        if callable(prepare):
+            prepare()
+        batch = to_batch(self._kind, self._prepare_inputs(inputs), self._totals)
+        terms = self._method.backward(self._engine(), batch, At(self._slot, replay=0))
+        self._slot += 1
+        self._means.add(terms)
+        return terms["loss"]
+
+    def _engine(self) -> Engine:
+        """What the method may use of an engine; the rest of one is the Trainer's work."""
+        return cast(Engine, AcceleratedPasses(self._task, self.state.max_steps, self.accelerator))
+
+    def _begin(self) -> None:
+        self._means = Means()
+
+    def _updated(self) -> None:
+        """After each optimizer step, applied or skipped by an fp16 overflow."""
+        self._means.steps += 1
+        self._method.after_step(self._engine())
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        return super()._clip_grad_norm(self._task)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        return super()._get_grad_norm(self._task, grad_norm=grad_norm)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Trainer's log; a line with the training loss also gets the method's terms."""
+        if "loss" in logs:
+            terms = self._means.drain()
+            logs.update((name, value) for name, value in terms.items() if name != "loss")
+        super().log(logs, start_time)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.adversary is not None and self.args.should_save:
+            folder = output_dir or self.args.output_dir
+            assert folder is not None
+            self.adversary.save_pretrained(Path(folder))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        save_file(self._method.state_dict(), Path(output_dir) / METHOD_FILE, metadata={"method": self._name})
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._method.load_state_dict(_read_method(Path(resume_from_checkpoint), self._name))
+        if self.adversary is not None:
+            self.adversary.load_pretrained(Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.adversary is not None:
+            assert self.state.best_model_checkpoint is not None
+            self.adversary.load_pretrained(Path(self.state.best_model_checkpoint))
+
+
+def _read_method(folder: Path, name: str) -> dict[str, Tensor]:
+    """A method's state from a checkpoint. Raises RequestError where there is none or it is another method's."""
+    path = folder / METHOD_FILE
+    try:
+        with safe_open(path, "pt") as file:
+            found = file.metadata()["method"]
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"{path} is no method's state ({error}); resume from a checkpoint that AdversarialTrainer saved without"
+            " save_only_model"
+        ) from None
+    if found != name:
+        raise RequestError(f"{folder} was trained by method {found!r}, not {name!r}; set method={found!r}")
+    return state
+
+
+class _Updates(TrainerCallback):
+    """Tells the trainer what it has no method to override for."""
+
+    def __init__(self, trainer: AdversarialTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._trainer._begin()
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self._trainer._updated()

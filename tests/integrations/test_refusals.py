@@ -1,0 +1,188 @@
+"""What AdversarialTrainer refuses: one line that says what to change, before anything is trained."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DistributedType
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForNextSentencePrediction,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    TrainingArguments,
+)
+
+from asa.errors import RequestError
+from asa.integrations import transformers as drop_in
+from asa.integrations.tasks import kind_of
+from asa.integrations.transformers import AdversarialTrainer
+from asa.methods.vanilla import Vanilla
+from tests.asa.conftest import HEADS, KINDS, LAYERS, LENGTH, VOCAB, WIDTH, tiny_bert
+from tests.integrations.trainers import arguments, rows
+
+
+def build(folder: Path, method: str = "asa", model: Any = None, args: Any = None, **given: Any) -> AdversarialTrainer:
+    return AdversarialTrainer(
+        model or tiny_bert("classification"),
+        args or arguments(folder),
+        train_dataset=given.pop("train_dataset", rows("classification", 8)),
+        method=method,
+        **given,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"deepspeed": {"zero_optimization": {"stage": 1}, "train_batch_size": "auto"}}, "deepspeed"),
+        ({"torch_compile": True}, "torch_compile"),
+        ({"use_liger_kernel": True}, "use_liger_kernel"),
+        ({"label_smoothing_factor": 0.1}, r"label_smoothing_factor = 0\.1.*allowed: 0"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),
+        ({"torch_empty_cache_steps": 1}, "torch_empty_cache_steps"),
+        ({"optim": "adalomo"}, "optim.*adalomo.*set another"),
+        ({"optim": "galore_adamw_layerwise"}, "optim.*layerwise.*set another"),
+    ],
+)
+def test_training_arguments(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    args = arguments(tmp_path, **changes)
+    with pytest.raises(RequestError, match=message):
+        build(tmp_path, args=args)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("world_size", 2, "2 processes.*start a single process"),
+        ("n_gpu", 2, "2 GPUs.*CUDA_VISIBLE_DEVICES=0"),
+        ("fsdp", "full_shard", "leave fsdp out"),
+        ("parallelism_config", object(), "leave parallelism_config out"),
+    ],
+)
+def test_more_than_one_device(
+    name: str, value: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = arguments(tmp_path)
+    if hasattr(type(args), name):
+        monkeypatch.setattr(TrainingArguments, name, value)
+    setattr(args, name, value) if name in vars(args) else None
+    with pytest.raises(RequestError, match=message):
+        build(tmp_path, args=args)
+
+
+def test_a_distributed_environment_of_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.MULTI_CPU)
+    with pytest.raises(RequestError, match=r"MULTI_CPU.*one process"):
+        build(tmp_path)
+
+
+def test_a_model_on_several_devices(tmp_path: Path) -> None:
+    model = tiny_bert("classification")
+    object.__setattr__(model, "hf_device_map", {"bert": 0, "classifier": 1})
+    with pytest.raises(RequestError, match="device_map"):
+        build(tmp_path, model=model)
+
+
+def test_another_loss(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="leave compute_loss_func out"):
+        build(tmp_path, compute_loss_func=lambda outputs, labels, num_items_in_batch: outputs.logits.sum())
+
+    class Weighted(AdversarialTrainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs) * 2
+
+    with pytest.raises(RequestError, match=r"Weighted\.compute_loss would not be called"):
+        Weighted(tiny_bert("classification"), arguments(tmp_path), method="vanilla")
+
+
+def test_an_optimizer_without_the_adversary(tmp_path: Path) -> None:
+    model = tiny_bert("classification")
+    given = (torch.optim.SGD(model.parameters(), lr=1e-3), None)
+    with pytest.raises(RequestError, match="optimizer_cls_and_kwargs"):
+        build(tmp_path, model=model, optimizers=given)
+    build(tmp_path, "vanilla", model=model, optimizers=given).train()
+    trainer = build(tmp_path, optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 1e-3}))
+    trainer.train()
+    assert trainer.adversary is not None
+    assert isinstance(trainer.optimizer, AcceleratedOptimizer)
+    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert held >= {id(p) for p in trainer.adversary.parameters()}
+
+
+def test_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="method 'assa' is unknown; set method= to one of vanilla, asa"):
+        build(tmp_path, "assa")
+    many = Vanilla()
+    many.replays = 3
+    monkeypatch.setitem(drop_in.METHODS, "many", lambda options: many)
+    with pytest.raises(RequestError, match="'many' takes 3 optimizer steps per batch"):
+        build(tmp_path, "many")
+
+
+def bert(head: Any, **changes: Any) -> Any:
+    shape = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 24}
+    return head(BertConfig(vocab_size=VOCAB, max_position_embeddings=LENGTH, **shape, **changes))
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "message"),
+    [
+        (bert(BertForQuestionAnswering), None, "BertForQuestionAnswering is no head for"),
+        (bert(BertForSequenceClassification, problem_type="multi_label_classification"), None, "multi_label"),
+        (bert(BertForSequenceClassification, problem_type="regression"), None, "regression of 2 numbers"),
+        (bert(BertForSequenceClassification), "token", "'token' does not fit .*'classification'"),
+        (bert(BertForSequenceClassification), "sentences", "kind 'sentences' is unknown; .*mlm, classification"),
+        (nn.Linear(2, 2), None, "Linear is no PreTrainedModel"),
+    ],
+)
+def test_models(model: Any, kind: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=message):
+        build(tmp_path, model=model, kind=kind)
+
+
+def test_the_kind_comes_from_the_model_and_for_unknown_heads_from_the_user() -> None:
+    assert [kind_of(tiny_bert(kind)) for kind in KINDS] == list(KINDS)
+
+    class Mine(BertForSequenceClassification):
+        pass
+
+    assert kind_of(bert(Mine)) == "classification"
+    assert kind_of(bert(Mine, num_labels=1)) == "regression"
+    assert kind_of(bert(Mine, problem_type="single_label_classification")) == "classification"
+    assert kind_of(bert(BertForNextSentencePrediction), "classification") == "classification"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": None}, "no tensor 'labels', only input_ids"),
+        ({"input_ids": None}, "no tensor 'input_ids'"),
+        ({"labels": torch.tensor(0.5)}, "torch.float32.*integers"),
+        ({"labels": torch.tensor([0, 1])}, r"labels are \[4, 2\].*must be \[4\]"),
+    ],
+)
+def test_batches(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    data = [{**row, **change} for row in rows("classification", 8)]
+    data = [{name: value for name, value in row.items() if value is not None} for row in data]
+    with pytest.raises(RequestError, match=message):
+        build(tmp_path, train_dataset=data).train()
+
+
+def test_resuming_what_another_trainer_or_method_left(tmp_path: Path) -> None:
+    def trainer(name: str, method: str, **changes: Any) -> AdversarialTrainer:
+        return build(tmp_path, method, args=arguments(tmp_path / name, save_strategy="steps", save_steps=2, **changes))
+
+    trainer("whole", "asa").train()
+    trainer("bare", "asa", save_only_model=True).train()
+    with pytest.raises(RequestError, match="trained by method 'asa', not 'vanilla'; set method='asa'"):
+        trainer("again", "vanilla").train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    with pytest.raises(RequestError, match=r"is no method's state .* without save_only_model"):
+        trainer("again", "asa").train(resume_from_checkpoint=str(tmp_path / "bare" / "checkpoint-2"))
+    (tmp_path / "whole" / "checkpoint-2" / "adversary.safetensors").write_bytes(b"cut")
+    with pytest.raises(RequestError, match="is no saved adversary"):
+        trainer("again", "asa").train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))

@@ -1,0 +1,131 @@
+"""What AdversarialTrainer's updates are: Trainer's own for vanilla, the same however a step is cut, our engine's."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Trainer
+
+from asa.adversary import ASAConfig
+from asa.batch import IGNORE, Batch, Kind
+from asa.engine import Engine, PlainEngine
+from asa.integrations import transformers as drop_in
+from asa.integrations.tasks import Totals, to_batch
+from asa.integrations.transformers import AdversarialTrainer
+from asa.methods import METHODS, At, MethodsConfig
+from asa.methods.vanilla import Vanilla
+from asa.model import TaskModel
+from asa.optim import OptimConfig
+from tests.asa.conftest import CPU, KINDS, tiny_bert
+from tests.asa.encoders import tiny
+from tests.integrations.trainers import EPS, LR, ONE_STEP, arguments, assert_close, logged, rows, two_epochs, weights
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("bert", kind) for kind in KINDS] + [("deberta-v2", "classification"), ("deberta-v2", "mlm")]
+)
+def test_vanilla_trains_as_the_stock_trainer_does(family: str, kind: Kind, tmp_path: Path) -> None:
+    model = tiny(family, kind, dropout=0.1)
+    data: Any = rows(kind, 14)
+    stock = Trainer(copy.deepcopy(model), arguments(tmp_path), train_dataset=data)
+    stock.train()
+    ours = AdversarialTrainer(model, arguments(tmp_path), train_dataset=data, method="vanilla")
+    ours.train()
+    assert len(logged(ours, "loss")) == 4
+    for name in ("loss", "grad_norm", "learning_rate"):
+        assert logged(ours, name) == pytest.approx(logged(stock, name), abs=1e-6)
+    assert_close(weights(ours.model), weights(stock.model))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("asa", "mlm"), ("asa", "token"), ("asa", "regression"), ("vanilla", "mlm"), ("random_mask", "classification")],
+)
+def test_accumulation_leaves_the_update_as_it_is(method: str, kind: Kind, tmp_path: Path) -> None:
+    whole = two_epochs(kind, method, tmp_path / "whole", per_device_train_batch_size=8)
+    cut = two_epochs(kind, method, tmp_path / "cut", per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    assert len(logged(cut, "loss")) == 6
+    for name in ("loss", "grad_norm", "task"):
+        assert logged(cut, name) == pytest.approx(logged(whole, name), rel=1e-5)
+    assert_close(weights(cut.model), weights(whole.model))
+    assert_close(weights(cut.adversary), weights(whole.adversary))
+
+
+class Seeded(AdversarialTrainer):
+    """Draws that depend on the step alone."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        torch.manual_seed(self.state.global_step)
+        return super().training_step(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [("asa", kind) for kind in KINDS] + [(method, "classification") for method in ONE_STEP]
+)
+def test_the_updates_are_those_of_our_own_engine(method: str, kind: Kind, tmp_path: Path) -> None:
+    # reversal 1 makes the adversary's gradient the larger one, so that clipping without it would show.
+    options, data = MethodsConfig(asa=ASAConfig(reversal=1.0)), rows(kind, 12)
+    args = arguments(tmp_path, max_steps=3, train_sampling_strategy="sequential", optim="adamw_torch")
+    trainer = Seeded(tiny_bert(kind, dropout=0.1), args, train_dataset=data, method=method, options=options)
+    module = TaskModel(tiny_bert(kind, dropout=0.1), kind, options.asa if trainer.adversary is not None else None)
+    if module.adversary is not None:
+        module.adversary.load_state_dict(weights(trainer.adversary))
+    trainer.train()
+    engine = PlainEngine(module.train(), OptimConfig(lr=LR, warmup=0.0, eps=EPS), steps=3, device=CPU)
+    ours, norms = METHODS[method](options), []
+    for step in range(3):
+        inputs = {name: torch.stack([row[name] for row in data[4 * step : 4 * step + 4]]) for name in data[0]}
+        torch.manual_seed(step)
+        ours.backward(engine, whole_step(kind, inputs), At(0, 0))
+        norms.append(float(engine.step().grad_norm))
+        ours.after_step(engine)
+    assert max(norms) > 1
+    assert logged(trainer, "grad_norm") == pytest.approx(norms, rel=1e-5)
+    assert_close(weights(trainer.model), weights(module.model))
+    assert_close(weights(trainer.adversary), weights(module.adversary))
+
+
+def whole_step(kind: Kind, inputs: dict[str, Tensor]) -> Batch:
+    units = inputs["labels"].numel() if kind == "regression" else int((inputs["labels"] != IGNORE).sum())
+    return to_batch(kind, inputs, Totals(inputs["input_ids"].flatten(0, -2).shape[0], units))
+
+
+class Recorder(Vanilla):
+    """Vanilla training that writes down how it is called."""
+
+    calls: list[Any]
+
+    def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        self.calls.append((at.slot, at.replay, len(batch.labels), batch.total_rows, batch.total_labels))
+        return super().backward(engine, batch, at)
+
+    def after_step(self, engine: Engine) -> None:
+        self.calls.append(("step", engine.steps))
+
+
+def test_a_method_is_called_once_a_micro_batch_and_told_of_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    recorder.calls = []
+    monkeypatch.setitem(drop_in.METHODS, "recorder", lambda options: recorder)
+    two_epochs("classification", "recorder", tmp_path, gradient_accumulation_steps=2)
+    epoch = [(0, 0, 4, 8, 8), (1, 0, 4, 8, 8), ("step", 6)] * 2 + [(0, 0, 4, 4, 4), ("step", 6)]
+    assert recorder.calls == epoch * 2
+
+
+def test_gradients_of_a_window_that_was_cut_short_do_not_reach_the_next(tmp_path: Path) -> None:
+    trainer = AdversarialTrainer(
+        tiny_bert("classification"), arguments(tmp_path), train_dataset=rows("classification", 8), method="asa"
+    )
+    trainer.train()
+    batches, _ = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, CPU)
+    trainer.training_step(trainer.model, batches[0])  # type: ignore[arg-type]  # the model is set
+    assert any(p.grad is not None and p.grad.any() for p in trainer.model.parameters())  # type: ignore[union-attr]
+    trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, CPU)
+    assert trainer.adversary is not None
+    for module in (trainer.model, trainer.adversary):
+        assert all(p.grad is None or not p.grad.any() for p in module.parameters())  # type: ignore[union-attr]
