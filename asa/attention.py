@@ -12,6 +12,8 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -47,8 +49,12 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
     signal = Signal()
     layers = list(model.base_model.get_submodule(found.layers).children())
     handles = [handle for n, block in enumerate(layers) for handle in seat(block, Seat(n, found, config, signal))]
+    for n, block in enumerate(layers):
+        handles.append(block.register_forward_pre_hook(partial(_tap, signal, n), with_kwargs=True))
     handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
-    handles.append(model.base_model.register_forward_hook(partial(_choose_rows, signal)))
+    handles.append(model.base_model.register_forward_hook(partial(_take_last, signal, len(layers))))
+    norm = model.base_model.get_submodule(found.norm)
+    vars(norm)["forward"] = MethodType(_norm, norm)
     vars(model)["_asa"] = (signal, handles)
     vars(model)["_set_gradient_checkpointing"] = MethodType(_set_checkpointing, model)
     for module in model.modules():
@@ -67,6 +73,7 @@ def detach(model: PreTrainedModel) -> None:
         unseat(module)
         if isinstance(function := vars(module).get("_gradient_checkpointing_func"), _Recalling):
             vars(module)["_gradient_checkpointing_func"] = function.function
+    del vars(model.base_model.get_submodule(family(model.config.model_type).norm))["forward"]
     del vars(model)["_asa"], vars(model)["_set_gradient_checkpointing"]
 
 
@@ -76,8 +83,9 @@ def perturbed(
 ) -> Iterator[Pass]:
     """Inside, an attached model's forward is perturbed.
 
-    Args: tap(layer, h_BLD) sees the input of every self-attention layer; rows are the positions in the flattened BL
-        for which the head is run (None: all of them), and then Pass.first gets the hidden states at position 0.
+    Args: tap(n, h_BLD) sees what enters block n, and what leaves the last one as the input of a further block; rows are
+        the positions in the flattened BL for which the head is run (None: all of them), and then Pass.first gets the
+        hidden states at position 0.
     """
     now = Pass(perturb or Perturb(), tap, rows, [])
     with vars(model)["_asa"][0].during(now):
@@ -85,17 +93,41 @@ def perturbed(
 
 
 def _shift_embeddings(signal: Signal, module: nn.Module, args: tuple[Any, ...], words_BLD: Tensor) -> Tensor | None:
-    """Add delta to the word embeddings; inputs_embeds would change how positions are counted."""
+    """Add delta to the word embeddings; inputs_embeds would change how positions are counted.
+
+    The sum has the wider type of the two, delta's fp32 in a half-precision model: there 1e-5 would be rounded away.
+    """
     if signal.now is None or signal.now.perturb.embed_BLD is None:
         return None
     return words_BLD + signal.now.perturb.embed_BLD
 
 
-def _choose_rows(signal: Signal, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Leave the head only the rows asked for: over a vocabulary it costs as much as several layers."""
-    if signal.now is None or signal.now.rows is None:
+def _norm(module: Any, x_BLD: Tensor) -> Tensor:
+    """The embeddings' LayerNorm, which brings a sum that is wider than its weights back to their type."""
+    dtype = module.weight.dtype
+    if torch.promote_types(x_BLD.dtype, dtype) == dtype:
+        return type(module).forward(module, x_BLD)
+    if not isinstance(module, nn.LayerNorm):  # DeBERTa's own, which takes any type
+        return type(module).forward(module, x_BLD).to(dtype)
+    weight, bias = (None if p is None else p.to(x_BLD.dtype) for p in (module.weight, module.bias))
+    return F.layer_norm(x_BLD, module.normalized_shape, weight, bias, module.eps).to(dtype)
+
+
+def _tap(signal: Signal, block: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if signal.now is not None and signal.now.tap is not None:
+        signal.now.tap(block, args[0] if args else kwargs["hidden_states"])
+
+
+def _take_last(signal: Signal, blocks: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Show the tap what leaves the last block. Leave the head only the rows asked for: over a vocabulary it costs as
+    much as several layers."""
+    if signal.now is None:
         return
     hidden_BLD: Tensor = output.last_hidden_state
+    if signal.now.tap is not None:
+        signal.now.tap(blocks, hidden_BLD)
+    if signal.now.rows is None:
+        return
     signal.now.first.append(hidden_BLD[:, 0])
     output.last_hidden_state = hidden_BLD.flatten(0, 1)[signal.now.rows].unsqueeze(0)
 
@@ -118,7 +150,7 @@ class _Recalling:
 
 
 def _recalling(function: Callable[..., Any], signal: Signal) -> _Recalling:
-    """Raises RequestError for reentrant checkpointing: it makes no gradient for a map that is used outside its layer."""
+    """Raises RequestError for reentrant checkpointing, in which a map used outside its layer gets no gradient."""
     if getattr(function, "keywords", {}).get("use_reentrant") is not False:
         raise RequestError("activation checkpointing that is reentrant loses gradients; set use_reentrant=False")
     return _Recalling(function, signal)

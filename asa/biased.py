@@ -73,6 +73,8 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         return None
     seen_BLL = _seen(_mask(args, kwargs), h_BLD, additive=not seat.family.score_method)
     keep = now.perturb.attend(Site(seat.layer, h_BLD, seen_BLL, partial(_weights, module, args, kwargs, seen_BLL)))
+    if keep is None:
+        return None
     seen = seen_BLL if keep.dim() == 3 else seen_BLL.unsqueeze(1)
     if seat.config.empty_row == "unmasked":
         keep = fill_empty_rows(keep, seen)

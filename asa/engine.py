@@ -31,6 +31,10 @@ class Engine(Protocol):
     """What methods and loops may use. Methods never call step."""
 
     module: TaskModel
+    steps: int
+    """Updates of the whole run."""
+    partitioned: bool
+    """Whether the parameters are spread over the ranks (ZeRO 3), so that no part of the model runs by itself."""
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         """A pass whose loss may be given to backward."""
@@ -56,6 +60,10 @@ class Engine(Protocol):
         """Apply and clear the accumulated gradients. The loop's alone."""
         ...
 
+    def weights(self) -> dict[str, Tensor]:
+        """Every parameter by name, whole, as it is computed with; not to be changed. All ranks must call it."""
+        ...
+
     def full_state(self) -> dict[str, Tensor]:
         """Every parameter by name, whole and in fp32 on the CPU; all ranks must call it."""
         ...
@@ -72,6 +80,8 @@ class Engine(Protocol):
 class _Passes:
     """What both engines share: probing, ascending, repeatable dropout, the count of applied updates."""
 
+    partitioned = False
+
     def __init__(self, module: TaskModel, optim: OptimConfig, steps: int, device: torch.device) -> None:
         self.module = module
         self.optim = optim
@@ -87,6 +97,9 @@ class _Passes:
 
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(loss, tuple(wrt))
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.module.named_parameters()}
 
     @contextmanager
     def same_dropout(self) -> Iterator[None]:
@@ -124,9 +137,10 @@ class PlainEngine(_Passes):
         loss.backward()
 
     def step(self) -> StepStats:
-        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
         for p in parameters:
-            assert p.grad is not None
+            # As under DeepSpeed: what no loss has reached has a gradient of zero, of which Adam's averages take note.
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.sum_(p.grad)
         limit = self.optim.clip or float("inf")
         norm = nn.utils.clip_grad_norm_(parameters, limit)
@@ -184,10 +198,16 @@ class DeepSpeedEngine(_Passes):
             optimizer.register_step_pre_hook(self._clip)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
         self._zero = zero
+        self.partitioned = zero == 3
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         self._restore_dropout()
         return self._engine(batch, perturb, tap)
+
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        # On their way through a half-precision model small gradients vanish, and adversaries have small ones.
+        scale = float(getattr(self._optimizer, "loss_scale", 1.0))
+        return tuple(gradient.float() / scale for gradient in super().ascend(loss * scale, wrt))
 
     def backward(self, loss: Tensor) -> None:
         # DeepSpeed averages over ranks; our losses are shares of a sum.
@@ -197,6 +217,9 @@ class DeepSpeedEngine(_Passes):
         rate = self._next_rate()
         _set_rate(self._optimizer, rate)
         self._engine.step()
+        if self.partitioned:
+            # It clears a parameter's sum by overwriting it in the first backward, which may not reach the parameter.
+            self._optimizer.grad_partitions_flat_buffer.zero_()
         applied = self._engine.was_step_applied()
         self.applied += int(applied)
         norm = self._engine.get_global_grad_norm() if self._norm is None else self._norm
@@ -206,6 +229,9 @@ class DeepSpeedEngine(_Passes):
     def _clip(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         limit = self.optim.clip or float("inf")
         self._norm = nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], limit)
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.full_state() if self.partitioned else super().weights()
 
     def full_state(self) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_fp32_param

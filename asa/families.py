@@ -11,17 +11,21 @@ class Family(NamedTuple):
     """Paths and habits of an encoder family.
 
     layers: of the base model, the list of blocks. attention: of a block, the module that scores queries against keys.
+    norm: of the base model, the LayerNorm that word embeddings reach after position and type.
     replaceable: the attention has BERT's query, key and value, so that the released program's scores can be rebuilt.
     score_method: DeBERTa's own mask is a masked_fill, through which no gradient passes, so a map goes into the result
         of this method of the attention module, which adds position scores to content scores.
     counts_from_pad: position ids begin after the padding token's id, so that many places of the table are no use.
+    recomputes: Hugging Face's code offers activation checkpointing.
     """
 
     layers: str
     attention: str
+    norm: str = "embeddings.LayerNorm"
     replaceable: bool = False
     score_method: str = ""
     counts_from_pad: bool = False
+    recomputes: bool = True
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raises RequestError for a variant of the family that no published model uses and we do not serve."""
@@ -44,9 +48,9 @@ FAMILIES = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "electra": _BERT,
-    "mpnet": Family("encoder.layer", "attention.attn", counts_from_pad=True),
+    "mpnet": Family("encoder.layer", "attention.attn", counts_from_pad=True, recomputes=False),
     "distilbert": Family("transformer.layer", "attention"),
-    "modernbert": Family("layers", "attn"),
+    "modernbert": Family("layers", "attn", norm="embeddings.norm"),
     "deberta": Family("encoder.layer", "attention.self", score_method="disentangled_att_bias"),
     "deberta-v2": Family("encoder.layer", "attention.self", score_method="disentangled_attention_bias"),
 }

@@ -71,7 +71,7 @@ def load_mlm(folder: Path, seed: int) -> tuple[PreTrainedModel, list[str]]:
     A checkpoint without an MLM head gets one tied to its word embeddings.
     """
     torch.manual_seed(seed)
-    with _quiet():
+    with quiet():
         model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     return model, sorted(info["missing_keys"])
 
@@ -81,7 +81,7 @@ def new_mlm(folder: Path) -> PreTrainedModel:
     return AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder))
 
 
-class _quiet:
+class quiet:
     """Transformers' load report off: what matters of it is returned by load_mlm."""
 
     def __enter__(self) -> None:

@@ -1,5 +1,6 @@
 """The module that is trained: a Hugging Face task model with its adversaries beside it, one forward for every task."""
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,27 +40,46 @@ class TaskModel(nn.Module):
     def __init__(self, model: PreTrainedModel, kind: Kind, asa: ASAConfig | None = None) -> None:
         super().__init__()
         self.model = model
-        self.kind = kind
+        self.kind: Kind = kind
         adversaries = attach(model, asa)
         self.adversary: Adversaries | None = adversaries if asa else None
         self.head_at_cls = asa is not None and asa.sentence == "head"
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
-        """One pass over a micro-batch. tap(layer, h_BLD) sees the input of every self-attention layer."""
+        """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""
         if self.kind == "mlm":
-            return self._mlm(batch, perturb, tap)
+            return masked_lm(self.model, batch, perturb, tap, self.head_at_cls)
         with perturbed(self.model, perturb, tap):
             return Output(self.model(**batch.inputs).logits)
 
-    def _mlm(self, batch: Batch, perturb: Perturb | None, tap: Tap | None) -> Output:
-        """The head runs on masked rows only: the full head costs 1.22 times a BERT-base step."""
-        assert batch.positions is not None
-        rows = batch.positions
-        if self.head_at_cls:
-            length = batch.inputs["input_ids"].shape[1]
-            firsts = torch.arange(len(batch.inputs["input_ids"]), device=rows.device) * length
-            rows = torch.cat([rows, firsts])
-        with perturbed(self.model, perturb, tap, rows) as now:
-            logits = self.model(**batch.inputs).logits[0]
-        masked = len(batch.positions)
-        return Output(logits[:masked], now.first[0], logits[masked:] if self.head_at_cls else None)
+    def twin(self) -> "TaskModel":
+        """Another model of the same shape without adversaries, in fp32 and evaluation mode; weights arbitrary.
+
+        Not by copy.deepcopy, which would follow an engine's hooks into the engine. No random number of ours is drawn.
+        """
+        with torch.random.fork_rng(devices=[]):
+            twin = type(self.model)(copy.deepcopy(self.model.config))
+            return TaskModel(twin.float(), self.kind).eval()
+
+
+def masked_lm(
+    model: PreTrainedModel,
+    batch: Batch,
+    perturb: Perturb | None = None,
+    tap: Tap | None = None,
+    head_at_cls: bool = False,
+) -> Output:
+    """A pass of an attached masked-LM model over a batch of kind "mlm".
+
+    The head runs on masked rows only: the full head costs 1.22 times a BERT-base step.
+    """
+    assert batch.positions is not None
+    rows = batch.positions
+    if head_at_cls:
+        length = batch.inputs["input_ids"].shape[1]
+        firsts = torch.arange(len(batch.inputs["input_ids"]), device=rows.device) * length
+        rows = torch.cat([rows, firsts])
+    with perturbed(model, perturb, tap, rows) as now:
+        logits = model(**batch.inputs).logits[0]
+    masked = len(batch.positions)
+    return Output(logits[:masked], now.first[0], logits[masked:] if head_at_cls else None)

@@ -25,8 +25,8 @@ class Site(NamedTuple):
     weights: Callable[[], Tensor]
 
 
-Attend = Callable[[Site], Tensor]
-Tap = Callable[[int, Tensor], None]
+Attend = Callable[[Site], Tensor | None]
+Tap = Callable[[int, Tensor], None]  # block from the bottom, from 0, and the BLD that enters it (or leaves the last)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Perturb:
     """What an adversary does to one forward pass.
 
     embed_BLD: added to the word embeddings (before position, type and LayerNorm).
-    attend: Site -> keep map in [0, 1], 1 attended: BLL, shared by all heads, or BHLL.
+    attend: Site -> keep map in [0, 1], 1 attended: BLL, shared by all heads, or BHLL; None leaves the layer alone.
     """
 
     embed_BLD: Tensor | None = None

@@ -4,11 +4,13 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from asa import hf, manifest, record
 from asa.config import to_dict
 from asa.errors import RequestError
+from asa.families import family
 from asa.methods import METHODS
 from finetune.config import FinetuneConfig
 from finetune.loop import Run, train
@@ -64,8 +66,11 @@ def check_model(name: str, path: Path, length: int) -> str:
     Raises: RequestError for a missing or incomplete folder, an unsupported family, or rows longer than it takes.
     """
     flag = f"--models.{name}"
-    hf.check_model(path, flag, length)
+    hf.check_model(path, flag)
     hf.load_tokenizer(path, flag)
+    shape = AutoConfig.from_pretrained(path)
+    if length > (most := family(shape.model_type).longest(shape)):
+        raise RequestError(f"length = {length}: {path} takes at most {most} tokens; lower --length")
     files = sorted(file for pattern in ("*.safetensors", "pytorch_model*.bin") for file in path.glob(pattern))
     return "+".join(manifest.file_sha256(file) for file in files)
 

@@ -4,19 +4,33 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from transformers import AutoConfig
 
-from asa import hf, manifest
+from asa import hf, manifest, rtd
 from asa.adversary import ASAConfig
 from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
+from asa.families import family
 from asa.methods import MethodName, MethodsConfig
 from asa.optim import OptimConfig
+from pretrain.masking import Masking
+
+
+@config
+class RTDConfig:
+    """Replaced-token detection: the generator and its part in the loss."""
+
+    generator: Path | None = None
+    """Hugging Face folder of the generator, a masked LM with the vocabulary and embedding width of `model`; default:
+    the masked LM of `model` itself. A quarter to a half of the model's width is best and cheapest."""
+    generator_weight: Annotated[float, Field(gt=0, le=10)] = 0.02
+    """Weight of the generator's loss beside the discriminator's, whose is 1; ELECTRA's 50 to 1 is 0.02."""
 
 
 @config
 class PretrainConfig(MethodsConfig):
-    """Continual masked-language-model pre-training of a Hugging Face checkpoint under DeepSpeed ZeRO."""
+    """Continual pre-training of a Hugging Face checkpoint under DeepSpeed ZeRO."""
 
     data: Path
     """Shard folder made by data_prep."""
@@ -24,6 +38,8 @@ class PretrainConfig(MethodsConfig):
     """Hugging Face folder to start from; its tokenizer must be the one of the shards."""
     out: Path
     """Run folder: record, TensorBoard, checkpoints. An unfinished run in it is continued."""
+    objective: Literal["mlm", "rtd"] = "mlm"
+    """What is learnt: mlm (predict masked tokens) or rtd (tell the tokens that a generator has replaced, ELECTRA's)."""
     method: MethodName = "asa"
     """Training method: vanilla (the paper's longer-trained control), asa (Adversarial Self-Attention, Eq. 10) or
     random_mask (naive masking)."""
@@ -34,17 +50,23 @@ class PretrainConfig(MethodsConfig):
     micro_batch: Annotated[int, Field(ge=1)] = 128
     """Rows per forward pass of one process at most; the largest that divides its share of global_batch is taken."""
     mask_share: Annotated[float, Field(gt=0, le=0.5)] = 0.15
-    """Share of a row's real tokens that are predicted."""
+    """Share of a row's tokens that are predicted; every full row predicts the same number."""
+    masking: Masking = "token"
+    """What is masked: token (single ones), word (whole words) or span (runs of 1 to 10 words, 4.5 on average)."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of sample order, MLM masks, dropout and new parameters."""
     zero: Literal[0, 1, 2, 3] = 2
     """DeepSpeed ZeRO stage."""
     precision: Precision = "fp32"
     """Arithmetic of model and gradients; the adversary and all losses stay fp32. fp16 needs a GPU."""
+    activation_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass: about a third more time, far less memory."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
     asa: ASAConfig = ASAConfig(tau=0.1)
     """Settings of method asa, Adversarial Self-Attention."""
+    rtd: RTDConfig = RTDConfig()
+    """Settings of objective rtd, replaced-token detection."""
     log_every: Annotated[int, Field(ge=1)] = 10
     """Optimizer steps between log lines; each one waits for the device once."""
     eval_every: Annotated[int, Field(ge=1)] = 500
@@ -80,7 +102,18 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
         if not rows:
             raise RequestError(f"{config.data} has no {split} row; build it from more text or with another --heldout")
     hf.check_model(config.model, "--model", facts["length"], facts["vocab_size"])
+    if config.activation_checkpointing and not family(AutoConfig.from_pretrained(config.model).model_type).recomputes:
+        raise RequestError(f"{config.model} knows no activation checkpointing; set --activation_checkpointing false")
     _check_tokenizer(config, facts)
+    if config.objective == "rtd" and config.rtd.generator is not None:
+        _check_generator(config.rtd.generator, config.model, facts)
+
+
+def _check_generator(folder: Path, model: Path, facts: dict[str, Any]) -> None:
+    hf.check_model(folder, "--rtd.generator", facts["length"], facts["vocab_size"])
+    if hf.vocab_sha256(hf.load_tokenizer(folder, "--rtd.generator")) != facts["tokenizer_sha256"]:
+        raise RequestError(f"the generator {folder} has another vocabulary than {model}; set --rtd.generator")
+    rtd.check_pair(AutoConfig.from_pretrained(model), AutoConfig.from_pretrained(folder))
 
 
 def _check_tokenizer(config: PretrainConfig, facts: dict[str, Any]) -> None:

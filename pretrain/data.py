@@ -1,5 +1,6 @@
 """Rows -> batches, as a pure function of (seed, step): the same samples and masks for any number of processes."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,13 @@ from numpy.typing import NDArray
 
 from asa import manifest
 from asa.batch import Batch
-from pretrain.masking import MaskedRows, Special, mask_rows
+from pretrain.masking import Ids, MaskedRows, Masking, Rule, Special, mask_rows
+from pretrain.words import word_starts
 
 # N rows of the shards, G rows of the global batch, L length
 
 ORDER, MASKS = 0, 1  # streams of random numbers
+TOKENIZER = "tokenizer"  # folder in the shards
 
 
 class Rows:
@@ -26,16 +29,17 @@ class Rows:
             for chunk in table.column("input_ids").chunks:
                 values = chunk.flatten().to_numpy(zero_copy_only=True)
                 self.parts.append(values.reshape(len(chunk), -1))
-        self.ends = np.cumsum([len(part) for part in self.parts])
+        self.ends = np.cumsum([0, *map(len, self.parts)])
 
     def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
+        return int(self.ends[-1])
 
-    def __getitem__(self, indices_G: NDArray[np.integer]) -> NDArray[np.int64]:
-        parts_G = np.searchsorted(self.ends, indices_G, side="right")
-        starts = np.concatenate(([0], self.ends[:-1]))
-        rows = [self.parts[p][i - starts[p]] for p, i in zip(parts_G, indices_G, strict=True)]
-        return np.stack(rows).astype(np.int64)
+    def __getitem__(self, indices_G: NDArray[np.integer]) -> Ids:
+        """The rows at `indices_G` in the type they are stored in."""
+        parts_G = np.searchsorted(self.ends, indices_G, side="right") - 1
+        inside_G = indices_G - self.ends[parts_G]
+        rows = [self.parts[part][row] for part, row in zip(parts_G.tolist(), inside_G.tolist(), strict=True)]
+        return np.stack(rows)
 
 
 class Order:
@@ -62,25 +66,46 @@ class Order:
 class Batches:
     """The masked micro-batches of one rank."""
 
-    def __init__(self, folder: Path, seed: int, global_batch: int, share: float, rank: int, world: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        global_batch: int,
+        share: float,
+        rank: int,
+        world: int,
+        masking: Masking = "token",
+    ) -> None:
         facts = manifest.read(folder, "shards", "--data")
-        self.special = Special(vocab=facts["vocab_size"], **facts["special_ids"])
+        special = Special(vocab=facts["vocab_size"], **facts["special_ids"])
+        starts_V = None if masking == "token" else word_starts(folder / TOKENIZER, special.vocab)
+        self.rule = Rule(special, share, starts_V, spans=masking == "span")
+        self.length: int = facts["length"]
         self.train = Rows(folder, "train")
         self.heldout = Rows(folder, "heldout")
         self.order = Order(len(self.train), seed, global_batch)
-        self.length: int = facts["length"]
-        self.seed, self.share, self.rank, self.world = seed, share, rank, world
+        self.seed, self.rank, self.world = seed, rank, world
+        self._thread = ThreadPoolExecutor(1, "next-batches")
+        self._next: tuple[int, int, Future[list[Batch]]] | None = None
 
     def step(self, step: int, slots: int) -> list[Batch]:
-        """This rank's micro-batches of a step. Rows go to slots first, then to ranks."""
-        ids_GL = self.train[self.order(step)]
-        masked = mask_rows(ids_GL, self.share, self.special, _generator(self.seed, MASKS, step))
-        return [_batch(masked, self._mine(len(ids_GL), slot, slots), self.special) for slot in range(slots)]
+        """This rank's micro-batches of a step. Rows go to slots first, then to ranks.
 
-    def _mine(self, rows: int, slot: int, slots: int) -> slice:
-        size = rows // (slots * self.world)
-        first = (slot * self.world + self.rank) * size
-        return slice(first, first + size)
+        The step after it is made ready on a thread meanwhile: what is asked for decides when, never what.
+        """
+        if self._next is None or self._next[:2] != (step, slots):
+            self._next = (step, slots, self._thread.submit(self._make, step, slots))
+        batches = self._next[2].result()
+        self._next = (step + 1, slots, self._thread.submit(self._make, step + 1, slots))
+        return batches
+
+    def _make(self, step: int, slots: int) -> list[Batch]:
+        ids_GL = self.train[self.order(step)]
+        size = len(ids_GL) // (slots * self.world)
+        firsts = [(slot * self.world + self.rank) * size for slot in range(slots)]
+        mine = np.concatenate([np.arange(first, first + size) for first in firsts])
+        masked = mask_rows(ids_GL, self.rule, _generator(self.seed, MASKS, step), mine)
+        return [_batch(masked, slice(k * size, (k + 1) * size), len(ids_GL), self.rule) for k in range(slots)]
 
     def heldout_batches(self, limit: int, size: int) -> list[Batch]:
         """The first `limit` held-out rows, masked the same in every run, in this rank's batches of `size`.
@@ -89,38 +114,40 @@ class Batches:
         parameters together in every forward.
         """
         rows = min(limit, len(self.heldout))
-        ids_NL = self.heldout[np.arange(rows)]
-        masked = mask_rows(ids_NL, self.share, self.special, _generator(0, MASKS, 0))
+        masked = mask_rows(self.heldout[np.arange(rows)], self.rule, _generator(0, MASKS, 0))
         firsts = range(0, rows, size)
         rounds = -(-len(firsts) // self.world)
         slices = [slice(first, min(first + size, rows)) for first in firsts]
         slices += [slice(0, 0)] * (rounds * self.world - len(slices))
-        return [_batch(masked, piece, self.special) for piece in slices[self.rank :: self.world]]
+        return [_batch(masked, piece, rows, self.rule) for piece in slices[self.rank :: self.world]]
 
 
 def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, stream, index))))
 
 
-def _batch(masked: MaskedRows, rows: slice, special: Special) -> Batch:
+def _batch(masked: MaskedRows, rows: slice, total_rows: int, rule: Rule) -> Batch:
     if rows.stop == rows.start:
-        return _empty(masked)
-    chosen_bL = masked.chosen_GL[rows]
-    ids_bL = torch.from_numpy(masked.ids_GL[rows].copy())
+        return _empty(masked, total_rows)
+    chosen_bL = masked.chosen_RL[rows]
+    ids_bL = _tensor(masked.ids_RL[rows])
     return Batch(
         kind="mlm",
-        inputs={"input_ids": ids_bL, "attention_mask": (ids_bL != special.pad).long()},
-        labels=torch.from_numpy(masked.labels_GL[rows][chosen_bL]),
+        inputs={"input_ids": ids_bL, "attention_mask": (ids_bL != rule.special.pad).long()},
+        labels=_tensor(masked.labels_RL[rows][chosen_bL]),
         positions=torch.from_numpy(np.flatnonzero(chosen_bL)),
-        total_rows=len(masked.ids_GL),
-        total_labels=int(masked.chosen_GL.sum()),
+        total_rows=total_rows,
+        total_labels=masked.total_labels,
     )
 
 
-def _empty(masked: MaskedRows) -> Batch:
+def _empty(masked: MaskedRows, total_rows: int) -> Batch:
     """One row without a label."""
-    ids_1L = torch.from_numpy(masked.ids_GL[:1].copy())
+    ids_1L = _tensor(masked.ids_RL[:1])
     nothing = torch.zeros(0, dtype=torch.long)
     inputs = {"input_ids": ids_1L, "attention_mask": torch.ones_like(ids_1L)}
-    totals = (len(masked.ids_GL), int(masked.chosen_GL.sum()))
-    return Batch("mlm", inputs, nothing, total_rows=totals[0], total_labels=totals[1], positions=nothing)
+    return Batch("mlm", inputs, nothing, total_rows, masked.total_labels, positions=nothing)
+
+
+def _tensor(ids: Ids) -> torch.Tensor:
+    return torch.from_numpy(ids.astype(np.int64))

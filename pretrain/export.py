@@ -1,15 +1,21 @@
 """Checkpoint -> an ordinary Hugging Face folder, published only after its logits equal the trained module's."""
 
+import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
-from asa import checkpoint, hf, manifest
+from asa import checkpoint, hf, manifest, rtd
 from asa.adversary import ASAConfig
-from asa.batch import Batch
 from asa.config import config, from_dict
 from asa.engine import load_parameters
 from asa.errors import RequestError, WorkError
@@ -17,6 +23,16 @@ from asa.families import family
 from asa.model import TaskModel
 
 KIND = "export"
+_HEADS = {
+    "mlm": "---\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n\n"
+    "# Continually pre-trained masked language model\n\n"
+    "Loads with `AutoModelForMaskedLM.from_pretrained`.",
+    "rtd": "---\nlibrary_name: transformers\n---\n\n"
+    "# Encoder continually pre-trained by replaced-token detection\n\n"
+    "Loads with `AutoModel.from_pretrained` and with every class that fine-tunes. `discriminator/` is the same encoder"
+    " with the head that tells replaced tokens (ELECTRA: `AutoModelForPreTraining`, others:"
+    " `AutoModelForTokenClassification`), `generator/` its generator (`AutoModelForMaskedLM`).",
+}  # how a card begins
 PARITY = 1e-5  # largest difference of a logit, absolute
 
 
@@ -32,6 +48,14 @@ class ExportConfig:
     """Replace `out` if it exists."""
 
 
+class Part(NamedTuple):
+    """One Hugging Face folder of an export: its path below `out`, the trained model, the class that loads it."""
+
+    path: str
+    model: PreTrainedModel
+    auto: Any
+
+
 def export(request: ExportConfig) -> float:
     """Make `request.out`; the largest logit difference between the trained module and the reloaded folder.
 
@@ -43,15 +67,17 @@ def export(request: ExportConfig) -> float:
     source = checkpoint.find(request.checkpoint, "--checkpoint")
     state, facts = checkpoint.read_model(source, "--checkpoint")
     asa = from_dict(ASAConfig, facts["config"]["asa"]) if "adversary.0.query.weight" in state else None
-    trained = TaskModel(hf.new_mlm(source / "hf"), "mlm", asa).eval()
+    trained = _module(source / "hf", facts, asa).eval()
     load_parameters(trained, state)
+    parts, tokenizer = _parts(trained), hf.load_tokenizer(source / "hf", "--checkpoint")
     with manifest.staging(request.out) as folder:
-        trained.model.save_pretrained(folder)
-        hf.load_tokenizer(source / "hf", "--checkpoint").save_pretrained(folder)
+        for part in parts:
+            part.model.save_pretrained(folder / part.path)
+            tokenizer.save_pretrained(folder / part.path)
         (folder / "README.md").write_text(_card(facts))
         if trained.adversary is not None:
             trained.adversary.save_pretrained(folder)
-        difference = parity(trained, folder)
+        difference = max(parity(part, folder / part.path) for part in parts)
         if not difference <= PARITY:
             raise WorkError(
                 f"the exported logits differ from the trained ones by {difference:.1e}, more than {PARITY:g}"
@@ -60,32 +86,59 @@ def export(request: ExportConfig) -> float:
     return difference
 
 
-def parity(trained: TaskModel, folder: Path) -> float:
-    """Largest logit difference on a padded batch between the trained module and `folder` as Hugging Face loads it."""
-    reloaded: PreTrainedModel = AutoModelForMaskedLM.from_pretrained(folder).eval()
-    batch = _probe_batch(trained.model.config)
+def _module(settings: Path, facts: dict[str, Any], asa: ASAConfig | None) -> TaskModel:
+    """The module that was trained, weights arbitrary."""
+    if facts["config"]["objective"] == "mlm":
+        return TaskModel(hf.new_mlm(settings), "mlm", asa)
+    generator = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**facts["generator"]))
+    return rtd.ReplacedTokenModel(rtd.new_discriminator(settings), generator, asa)
+
+
+def _parts(trained: TaskModel) -> list[Part]:
+    """What is exported. The folder itself is what one fine-tunes."""
+    if not isinstance(trained, rtd.ReplacedTokenModel):
+        return [Part(".", trained.model, AutoModelForMaskedLM)]
+    return [
+        Part("discriminator", trained.model, rtd.discriminator_class(trained.model.config)),
+        Part("generator", trained.generator, AutoModelForMaskedLM),
+        # Without its head, which has the name and, for regression, the shape of a task's head.
+        Part(".", _encoder(trained.model), AutoModel),
+    ]
+
+
+def _encoder(discriminator: PreTrainedModel) -> PreTrainedModel:
+    """The discriminator below its head, and no word of its one class, which a task's head would take for its own."""
+    encoder = cast(PreTrainedModel, discriminator.base_model)
+    encoder.config = copy.deepcopy(encoder.config)
+    encoder.config.num_labels = 2
+    return encoder
+
+
+def parity(part: Part, folder: Path) -> float:
+    """Largest difference of outputs, over the real tokens of a padded batch, between the trained model and `folder` as
+    Hugging Face loads it: logits, or an encoder's final hidden states."""
+    with hf.quiet():
+        reloaded: PreTrainedModel = part.auto.from_pretrained(folder).eval()
+    ids_BL, mask_BL = _probe_rows(part.model.config)
     with torch.no_grad():
-        ours_MV = trained(batch).logits
-        theirs_BLV: Tensor = reloaded(**batch.inputs).logits
-    return (theirs_BLV.flatten(0, 1)[batch.positions] - ours_MV).abs().max().item()
+        ours, theirs = (model(input_ids=ids_BL, attention_mask=mask_BL)[0] for model in (part.model, reloaded))
+    return (ours - theirs)[mask_BL.bool()].abs().max().item()
 
 
-def _probe_batch(settings: PretrainedConfig) -> Batch:
-    """Four rows of random ids, three of them padded."""
+def _probe_rows(settings: PretrainedConfig) -> tuple[Tensor, Tensor]:
+    """Four rows of random ids, three of them padded, and their attention mask."""
     length = min(32, family(settings.model_type).longest(settings))
     generator = torch.Generator().manual_seed(0)
     ids_BL = torch.randint(0, settings.vocab_size, (4, length), generator=generator)
     mask_BL = torch.ones_like(ids_BL)
     mask_BL[1:, length // 2 :] = 0
-    positions = mask_BL.flatten().nonzero().squeeze(-1)
-    inputs = {"input_ids": ids_BL, "attention_mask": mask_BL}
-    units = len(positions)
-    return Batch("mlm", inputs, ids_BL.flatten()[positions], total_rows=4, total_labels=units, positions=positions)
+    return ids_BL, mask_BL
 
 
 def _card(facts: dict[str, Any]) -> str:
     settings = facts["config"]
     rows = {
+        "objective": settings["objective"],
         "method": settings["method"],
         "continued from": Path(settings["model"]).name,
         "optimizer steps": facts["step"],
@@ -97,9 +150,7 @@ def _card(facts: dict[str, Any]) -> str:
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     return (
-        "---\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n\n"
-        "# Continually pre-trained masked language model\n\n"
-        "Loads with `AutoModelForMaskedLM.from_pretrained`. `adversary.safetensors`, where present, holds the attention"
+        f"{_HEADS[settings['objective']]} `adversary.safetensors`, where present, holds the attention"
         " adversaries of the run; the model does not need them.\n\n"
         f"| | |\n|---|---|\n{table}\n"
     )

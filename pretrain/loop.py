@@ -1,25 +1,25 @@
-"""The pre-training loop: batches -> method -> engine, with log lines, held-out evaluation and checkpoints."""
+"""The pre-training loop: batches -> objective -> method -> engine, with log lines, evaluations and checkpoints."""
 
+import json
 import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asa import checkpoint, dist, hf, manifest
 from asa.config import save_yaml, to_dict
 from asa.engine import DeepSpeedEngine, Engine, StepStats
 from asa.errors import WorkError
-from asa.losses import task_loss
 from asa.methods import METHODS, At, Method
-from asa.model import TaskModel
 from asa.record import Record, environment, numbers
+from asa.rtd import ReplacedTokenModel
 from pretrain.config import PretrainConfig
 from pretrain.data import Batches
+from pretrain.objective import Objective, Terms, add, evaluate, objective_of
 from pretrain.progress import Stopwatch, postfix, progress_bar
 from pretrain.resume import newest, only_run, shards_sha256
 
@@ -31,6 +31,7 @@ class Run:
     config: PretrainConfig
     engine: Engine
     method: Method
+    objective: Objective
     batches: Batches
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
@@ -67,15 +68,26 @@ def train(config: PretrainConfig, device: torch.device) -> None:
 def build(config: PretrainConfig, device: torch.device) -> Run:
     """Model, engine, method and data, at the position of the newest checkpoint in `config.out` if there is one."""
     method = METHODS[config.method](config)
-    model, new = hf.load_mlm(config.model, config.seed)
-    if new:
-        _say(f"{config.model} has no {', '.join(new)}: drawn from seed {config.seed}")
-    torch.manual_seed(config.seed)
-    module = TaskModel(model, "mlm", config.asa if method.uses_adversary else None)
+    objective = objective_of(config)
+    module, notes = objective.build(config, config.asa if method.uses_adversary else None)
+    for note in notes:
+        _say(note)
+    if config.activation_checkpointing:
+        for part in module.children():
+            if isinstance(part, PreTrainedModel):
+                part.activation_checkpointing_enable()
     updates, micro = config.steps * method.replays, config.micro(dist.world())
     engine = DeepSpeedEngine(module, config.optim, updates, device, config.zero, config.precision, micro)
-    batches = Batches(config.data, config.seed, config.global_batch, config.mask_share, dist.rank(), dist.world())
-    run = Run(config, engine, method, batches, hf.load_tokenizer(config.model, "--model"), device)
+    batches = Batches(
+        config.data,
+        config.seed,
+        config.global_batch,
+        config.mask_share,
+        dist.rank(),
+        dist.world(),
+        config.masking,
+    )
+    run = Run(config, engine, method, objective, batches, hf.load_tokenizer(config.model, "--model"), device)
     found = newest(config, dist.world())
     if found:
         facts = checkpoint.load(found, engine, method)
@@ -117,11 +129,12 @@ def _steps(run: Run, record: Record, bar: tqdm, began: float) -> None:
 
 
 def _evaluate_and_log(run: Run, record: Record, bar: tqdm) -> None:
-    scores = evaluate(run)
+    batches = run.batches.heldout_batches(run.config.eval_rows, run.config.micro(dist.world()))
+    scores = evaluate(run.objective, run.engine, (batch.to(run.device) for batch in batches))
     record.log("eval", run.step, scores)
     if dist.is_main():
-        loss, accuracy = scores["heldout_loss"], scores["heldout_accuracy"]
-        bar.write(f"step {run.step}: held-out loss {loss:.3f}, accuracy {accuracy:.1%}")
+        shown = (f"{name.removeprefix('heldout_').replace('_', ' ')} {value:.3f}" for name, value in scores.items())
+        bar.write(f"step {run.step}: held-out {', '.join(shown)}")
     _refuse_diverged(run, scores)
 
 
@@ -132,49 +145,34 @@ def _refuse_diverged(run: Run, values: dict[str, float]) -> None:
             raise WorkError(f"the {name} at step {run.step} is {value}; lower --optim.lr or look at that step's data")
 
 
-def evaluate(run: Run) -> dict[str, float]:
-    """Held-out MLM loss and accuracy of the clean branch."""
-    module = run.engine.module
-    module.eval()
-    sums = torch.zeros(2, dtype=torch.float64, device=run.device)
-    with torch.no_grad():
-        for batch in run.batches.heldout_batches(run.config.eval_rows, run.config.micro(dist.world())):
-            batch = batch.to(run.device)
-            out = run.engine.probe(batch)
-            right = (out.logits.argmax(-1) == batch.labels).sum()
-            loss = task_loss(out, batch) if len(batch.labels) else out.logits.sum()
-            sums += torch.stack([loss, right / batch.total_labels]).double()
-    module.train()
-    loss, accuracy = dist.sum_(sums).tolist()
-    return {"heldout_loss": loss, "heldout_accuracy": accuracy}
-
-
 def save(run: Run, seconds: float) -> None:
     """A checkpoint of the run as it stands."""
     shards = shards_sha256(run.config)
     facts = {"config": to_dict(run.config), "shards": shards, "world": dist.world(), "seconds": seconds}
+    if isinstance(run.engine.module, ReplacedTokenModel):
+        facts["generator"] = json.loads(run.engine.module.generator.config.to_json_string())
     root = run.config.out / "checkpoints"
     checkpoint.save(root, run.step, run.engine, run.method, run.tokenizer, facts, run.config.keep)
 
 
-def _update(run: Run) -> tuple[dict[str, Tensor], StepStats]:
+def _update(run: Run) -> tuple[Terms, StepStats]:
     """One optimizer step (or `replays` of them); this rank's share of the terms, still on the device."""
     config = run.config
     dist.seed_all(config.seed, run.step, dist.rank())
-    window = [batch.to(run.device) for batch in run.batches.step(run.step, config.slots(dist.world()))]
-    terms: dict[str, Tensor] = {}
+    masked = [batch.to(run.device) for batch in run.batches.step(run.step, config.slots(dist.world()))]
+    window, before = run.objective.prepare(run.engine, masked)
+    terms: Terms = {}
     stats = StepStats(False, 0.0, 0.0)
     for replay in range(run.method.replays):
-        terms = {}
+        terms = dict(before)
         for slot, batch in enumerate(window):
-            for name, term in run.method.backward(run.engine, batch, At(slot, replay)).items():
-                terms[name] = terms[name] + term if name in terms else term
+            add(terms, run.method.backward(run.engine, batch, At(slot, replay)))
         stats = run.engine.step()
         run.method.after_step(run.engine)
     return terms, stats
 
 
-def _read_terms(terms: dict[str, Tensor], step: int) -> dict[str, Any]:
+def _read_terms(terms: Terms, step: int) -> dict[str, Any]:
     """The step's means over all ranks as numbers. Raises WorkError for a loss that is not finite."""
     # Terms may share a tensor (plain MLM: the loss is the task), which must not be summed twice.
     values: dict[str, Any] = dict(numbers({name: dist.sum_(term.clone()) for name, term in terms.items()}))
@@ -186,6 +184,7 @@ def _read_terms(terms: dict[str, Tensor], step: int) -> dict[str, Any]:
 def _facts(run: Run) -> dict[str, Any]:
     return {
         "stage": "pretrain",
+        "objective": run.config.objective,
         "method": run.config.method,
         "model": run.config.model.name,
         "seed": run.config.seed,

@@ -1,14 +1,25 @@
-"""BERT's masking (Devlin et al. 2019, section 3.1), vectorised: 15 % of a row's real tokens, of those 80/10/10."""
+"""Which tokens of a row are predicted and what the model reads in their place, vectorised over rows.
+
+token: single tokens (Devlin et al. 2019, section 3.1). word: whole words (the same authors' whole-word models).
+span: runs of 1 to 10 words, lengths geometric with p = 0.2 (Joshi et al. 2020, SpanBERT, section 3.1), each run
+corrupted as one. What differs from the papers: a row's count is exact, so at most one word or span of it is chosen in
+part, and spans are drawn by cutting the whole row into them, so no draw is ever repeated.
+"""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-# G rows, L length, K most masked tokens a row can have
+# G rows of the global batch, R rows wanted of it, L length, V vocabulary
+
+Masking = Literal["token", "word", "span"]
+Ids = NDArray[np.integer]
+Flags = NDArray[np.bool_]
 
 TO_MASK, TO_RANDOM = 0.8, 0.1
+SPAN_END, SPAN_MOST = 0.2, 10  # chance that a word ends its span; words of the longest span
 
 
 @dataclass(frozen=True)
@@ -21,35 +32,99 @@ class Special:
     mask: int
     vocab: int
 
-    @property
-    def untouched(self) -> list[int]:
-        return [self.pad, self.cls, self.sep, self.mask]
+    def table_V(self) -> Flags:
+        """True at the ids that are never masked."""
+        table_V = np.zeros(self.vocab, dtype=bool)
+        table_V[[self.pad, self.cls, self.sep, self.mask]] = True
+        return table_V
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How rows are masked. starts_V: the ids that begin a word (words.py); without it single tokens are chosen."""
+
+    special: Special
+    share: float
+    starts_V: Flags | None = None
+    spans: bool = False
 
 
 class MaskedRows(NamedTuple):
-    """ids_GL: what the model reads. labels_GL: the original ids. chosen_GL: True where the model predicts."""
+    """ids_RL: what the model reads. labels_RL: the original ids. chosen_RL: True where the model predicts.
 
-    ids_GL: NDArray[np.int64]
-    labels_GL: NDArray[np.int64]
-    chosen_GL: NDArray[np.bool_]
-
-
-def mask_rows(ids_GL: NDArray[np.int64], share: float, special: Special, generator: np.random.Generator) -> MaskedRows:
-    """Choose round(share * real tokens) positions per row, at least one, and corrupt them.
-
-    Full rows all get the same number, so shapes are static where rows are packed.
+    total_labels: positions chosen in all G rows.
     """
-    rows, length = ids_GL.shape
-    scores_GL = generator.random((rows, length), dtype=np.float32)
-    actions_GL = generator.random((rows, length), dtype=np.float32)
+
+    ids_RL: Ids
+    labels_RL: Ids
+    chosen_RL: Flags
+    total_labels: int
+
+
+def mask_rows(ids_GL: Ids, rule: Rule, generator: np.random.Generator, wanted: Ids | None = None) -> MaskedRows:
+    """Choose tokens of each row and corrupt them: 80 % [MASK], 10 % a random token, 10 % left.
+
+    A row's count is `share` of its ids between the first and the last that are not padding, at least one and at most
+    its real tokens. So all full rows have the same count, and shapes are static where rows are packed.
+    Args: wanted are the R rows to return, all G without it. Their masks are the same whichever are wanted.
+    """
+    special, table_V = rule.special, rule.special.table_V()
+    scores_GL = generator.random(ids_GL.shape, dtype=np.float32)
+    actions_GL = generator.random(ids_GL.shape, dtype=np.float32)
+    random_GL = generator.integers(0, special.vocab, ids_GL.shape)
+    cuts_GL = generator.random(ids_GL.shape, dtype=np.float32) if rule.spans else None
+    fixed_GL = table_V[ids_GL]
+    counts_G = _counts(ids_GL, fixed_GL, rule)
+    rows = slice(None) if wanted is None else wanted
+    ids_RL, fixed_RL, scores_RL, actions_RL = ids_GL[rows], fixed_GL[rows], scores_GL[rows], actions_GL[rows]
+    if rule.starts_V is not None:
+        alone_RL = _alone(fixed_RL)
+        words_RL = alone_RL | rule.starts_V[ids_RL]
+        first_RL = _first(words_RL if cuts_GL is None else _spans(words_RL, alone_RL, cuts_GL[rows]))
+        scores_RL = np.take_along_axis(scores_RL, first_RL, axis=1)
+        if cuts_GL is not None:
+            actions_RL = np.take_along_axis(actions_RL, first_RL, axis=1)
+    chosen_RL = _lowest(np.where(fixed_RL, np.float32(np.inf), scores_RL), counts_G[rows])
+    random_RL = random_GL[rows]
     # Random tokens avoid the special ids, which are never what the model should read as a word.
-    random_GL = generator.integers(0, special.vocab, (rows, length))
-    fixed_GL = np.isin(ids_GL, special.untouched)
-    scores_GL[fixed_GL] = np.inf
-    counts_G = np.maximum(1, np.rint(share * (~fixed_GL).sum(axis=1))).astype(np.int64)
-    ranks_GL = scores_GL.argsort(axis=1).argsort(axis=1)
-    chosen_GL = (ranks_GL < counts_G[:, None]) & ~fixed_GL
-    random_GL = np.where(np.isin(random_GL, special.untouched), ids_GL, random_GL)
-    corrupted_GL = np.where(actions_GL < TO_MASK, special.mask, ids_GL)
-    corrupted_GL = np.where((actions_GL >= TO_MASK) & (actions_GL < TO_MASK + TO_RANDOM), random_GL, corrupted_GL)
-    return MaskedRows(np.where(chosen_GL, corrupted_GL, ids_GL), ids_GL, chosen_GL)
+    random_RL = np.where(table_V[random_RL], ids_RL, random_RL)
+    corrupted_RL = np.select(
+        [~chosen_RL | (actions_RL >= TO_MASK + TO_RANDOM), actions_RL < TO_MASK], [ids_RL, special.mask], random_RL
+    )
+    return MaskedRows(corrupted_RL, ids_RL, chosen_RL, int(counts_G.sum()))
+
+
+def _counts(ids_GL: Ids, fixed_GL: Flags, rule: Rule) -> Ids:
+    inner_G = (ids_GL != rule.special.pad).sum(axis=1) - 2
+    wanted_G = np.maximum(1, np.rint(rule.share * inner_G)).astype(np.int64)
+    return np.minimum(wanted_G, (~fixed_GL).sum(axis=1))
+
+
+def _lowest(scores_RL: NDArray[np.float32], counts_R: Ids) -> Flags:
+    """True at the `counts_R` lowest scores of each row; of equal ones the leftmost."""
+    last_R = np.maximum(counts_R - 1, 0)
+    edge_R1 = np.take_along_axis(np.sort(scores_RL, axis=1), last_R[:, None], axis=1)
+    below_RL, tied_RL = scores_RL < edge_R1, scores_RL == edge_R1
+    places_R1 = (counts_R - below_RL.sum(axis=1))[:, None]
+    return below_RL | (tied_RL & (tied_RL.cumsum(axis=1) <= places_R1))
+
+
+def _alone(fixed_RL: Flags) -> Flags:
+    """True at special ids and right after them: words and spans never cross one."""
+    alone_RL = fixed_RL.copy()
+    alone_RL[:, 1:] |= fixed_RL[:, :-1]
+    alone_RL[:, 0] = True
+    return alone_RL
+
+
+def _spans(words_RL: Flags, alone_RL: Flags, cuts_RL: NDArray[np.float32]) -> Flags:
+    """True where a span begins, given where words do: by chance, and at the latest after SPAN_MOST words."""
+    begins_RL = alone_RL | (words_RL & (cuts_RL < SPAN_END))
+    nth_RL = words_RL.cumsum(axis=1)
+    inside_RL = nth_RL - np.maximum.accumulate(np.where(begins_RL, nth_RL, 0), axis=1)
+    return begins_RL | (words_RL & (inside_RL % SPAN_MOST == 0))
+
+
+def _first(begins_RL: Flags) -> Ids:
+    """For each position the place at which its word or span begins."""
+    return np.maximum.accumulate(np.where(begins_RL, np.arange(begins_RL.shape[1]), 0), axis=1)

@@ -30,13 +30,12 @@ class Stopwatch:
         self._start += time.perf_counter() - before
 
 
+SHOWN = ("generator", "task", "asa", "asa_token", "asa_sentence", "penalty")
+
+
 def postfix(values: dict[str, Any]) -> str:
     """The figures of a log line, short enough for the bar."""
-    parts = [
-        f"{name} {values[name]:.3f}"
-        for name in ("generator", "task", "asa", "asa_token", "asa_sentence", "penalty")
-        if name in values
-    ]
+    parts = [f"{name} {values[name]:.3f}" for name in SHOWN if name in values]
     if "masked_share" in values:
         parts.append("masked " + "/".join(f"{share:.2f}" for share in values["masked_share"]))
     return "  ".join([*parts, f"lr {values['lr']:.1e}", f"{values['tokens_per_s']:,.0f} tokens/s"])

@@ -111,15 +111,15 @@ def test_a_pass_that_fails_leaves_no_perturbation_behind() -> None:
 
 
 @pytest.mark.parametrize("attacked", [False, True])
-def test_tap_sees_the_input_of_every_layer(attacked: bool) -> None:
+def test_tap_sees_what_enters_every_block_and_leaves_the_last(attacked: bool) -> None:
     engine, batch = tiny_engine(tiny_module()), tiny_batch()
     perturb = Perturb(attend=attend_to(random_keeps(0))) if attacked else None
     seen: dict[int, Tensor] = {}
     engine.forward(batch, perturb, tap=lambda layer, h_BLD: seen.__setitem__(layer, h_BLD))
-    assert list(seen) == list(range(LAYERS))
+    assert list(seen) == list(range(LAYERS + 1))
     plain = engine.module.model(**batch.inputs, output_hidden_states=True).hidden_states
-    same = [torch.equal(seen[layer], plain[layer]) for layer in range(LAYERS)]
-    assert same == [True, not attacked]
+    same = [torch.equal(seen[layer], plain[layer]) for layer in seen]
+    assert same == [True, not attacked, not attacked]
 
 
 def train(engine: PlainEngine, first: int, steps: int) -> None:

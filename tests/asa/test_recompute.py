@@ -25,7 +25,7 @@ OPTIONS = {
     "bernoulli": ("random_mask", MethodsConfig(random_mask=RandomMaskConfig(share=0.3))),
     "magnitude": ("random_mask", MethodsConfig(random_mask=RandomMaskConfig(strategy="magnitude", share=0.3))),
 }
-CHECKPOINTED = [pair for pair in PAIRS if pair[0] != "mpnet"]  # Hugging Face has no checkpointing for MPNet
+CHECKPOINTED = [pair for pair in PAIRS if FAMILIES[pair[0]].recomputes]
 
 
 def step(model: PreTrainedModel, name: str, options: str) -> tuple[Tensor, dict[str, Tensor]]:
@@ -44,7 +44,7 @@ def step(model: PreTrainedModel, name: str, options: str) -> tuple[Tensor, dict[
 def test_gradients_with_checkpointing_equal_those_without(name: str, attention: str, options: str) -> None:
     expected_loss, expected = step(tiny(name, attention=attention, dropout=0.2), name, options)
     model = tiny(name, attention=attention, dropout=0.2)
-    model.gradient_checkpointing_enable()  # before it is attached, as a user's own model may be
+    model.activation_checkpointing_enable()  # before it is attached, as a user's own model may be
     passes = count_forwards(model, name)
     loss, found = step(model, name, options)
     assert torch.equal(loss, expected_loss)
@@ -65,17 +65,17 @@ def count_forwards(model: PreTrainedModel, name: str) -> Callable[[], int]:
 def test_checkpointing_may_be_switched_on_and_off_while_attached() -> None:
     model = tiny("bert")
     attach(model)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     for settings in ({"use_reentrant": True}, {"preserve_rng_state": True}):
         with pytest.raises(RequestError, match="use_reentrant=False"):
-            model.gradient_checkpointing_enable(settings)
+            model.activation_checkpointing_enable(settings)
     detach(model)
     functions = [m._gradient_checkpointing_func for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     assert functions
     assert not any(isinstance(function, _Recalling) for function in functions)
-    model.gradient_checkpointing_disable()
+    model.activation_checkpointing_disable()
     attach(model)
-    model.gradient_checkpointing_disable()
+    model.activation_checkpointing_disable()
     assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
 
 

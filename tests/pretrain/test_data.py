@@ -9,22 +9,30 @@ import torch
 
 from asa.batch import Batch
 from pretrain.data import Batches, Order, Rows
+from pretrain.masking import Masking
+
+MASKINGS: tuple[Masking, ...] = ("token", "word", "span")
 
 
-def batches(shards: Path, rank: int = 0, world: int = 1, seed: int = 5) -> Batches:
-    return Batches(shards, seed, global_batch=8, share=0.15, rank=rank, world=world)
+def batches(shards: Path, rank: int = 0, world: int = 1, seed: int = 5, masking: Masking = "token") -> Batches:
+    return Batches(shards, seed, global_batch=8, share=0.15, rank=rank, world=world, masking=masking)
 
 
-def whole_step(shards: Path, step: int, slots: int, world: int, seed: int = 5) -> list[Batch]:
+def whole_step(
+    shards: Path, step: int, slots: int, world: int, seed: int = 5, masking: Masking = "token"
+) -> list[Batch]:
     """All micro-batches of a step in the order of their rows."""
-    by_rank = [batches(shards, rank, world, seed).step(step, slots) for rank in range(world)]
+    by_rank = [batches(shards, rank, world, seed, masking).step(step, slots) for rank in range(world)]
     return [by_rank[rank][slot] for slot in range(slots) for rank in range(world)]
 
 
+@pytest.mark.parametrize("masking", MASKINGS)
 @pytest.mark.parametrize(("slots", "world"), [(2, 1), (1, 2), (2, 2), (4, 2)])
-def test_samples_and_masks_do_not_depend_on_how_a_step_is_cut(shards: Path, slots: int, world: int) -> None:
-    (expected,) = whole_step(shards, 3, 1, 1)
-    parts = whole_step(shards, 3, slots, world)
+def test_samples_and_masks_do_not_depend_on_how_a_step_is_cut(
+    shards: Path, slots: int, world: int, masking: Masking
+) -> None:
+    (expected,) = whole_step(shards, 3, 1, 1, masking=masking)
+    parts = whole_step(shards, 3, slots, world, masking=masking)
     for name in ("input_ids", "attention_mask"):
         assert torch.equal(torch.cat([part.inputs[name] for part in parts]), expected.inputs[name])
     assert torch.equal(torch.cat([part.labels for part in parts]), expected.labels)
@@ -38,6 +46,23 @@ def test_steps_and_seeds_give_other_batches_and_the_same_ones_again(shards: Path
     assert torch.equal(ids(0, 5), ids(0, 5))
     assert not torch.equal(ids(0, 5), ids(1, 5))
     assert not torch.equal(ids(0, 5), ids(0, 6))
+
+
+def test_what_was_made_ready_for_another_step_is_never_given(shards: Path) -> None:
+    """Forward, back, again, and cut otherwise: as a fresh reader gives it."""
+    reader = batches(shards)
+    for step, slots in ((0, 1), (1, 1), (1, 1), (0, 2), (5, 2), (6, 1)):
+        found, expected = reader.step(step, slots), batches(shards).step(step, slots)
+        assert len(found) == len(expected) == slots
+        for mine, theirs in zip(found, expected, strict=True):
+            assert torch.equal(mine.inputs["input_ids"], theirs.inputs["input_ids"])
+            assert torch.equal(mine.labels, theirs.labels)
+
+
+def test_spans_are_not_words(shards: Path) -> None:
+    words, spans = (whole_step(shards, 0, 1, 1, masking=kind)[0] for kind in MASKINGS[1:])
+    assert len(words.labels) == len(spans.labels)
+    assert not torch.equal(words.inputs["input_ids"], spans.inputs["input_ids"])
 
 
 def test_every_row_is_read_once_an_epoch_across_steps_that_straddle_epochs() -> None:
@@ -55,7 +80,7 @@ def test_a_batch_larger_than_the_data_reads_it_several_times() -> None:
 def test_labels_are_the_original_tokens_at_their_positions(shards: Path) -> None:
     reader = batches(shards)
     (batch,) = reader.step(2, 1)
-    original = torch.from_numpy(reader.train[reader.order(2)])
+    original = torch.from_numpy(reader.train[reader.order(2)].astype(np.int64))
     assert batch.positions is not None
     assert torch.equal(original.flatten()[batch.positions], batch.labels)
 

@@ -69,6 +69,15 @@ def test_the_record_has_every_term_of_equation_10_and_heldout_scores(request_: P
     assert sorted(path.name for path in checkpoint.complete(request_.out / "checkpoints")) == ["step-4", "step-6"]
 
 
+def test_activation_checkpointing_changes_no_update(request_: PretrainConfig, tmp_path: Path) -> None:
+    train(request_, CPU)
+    again = replace(request_, out=tmp_path / "again", activation_checkpointing=True)
+    train(again, CPU)
+    one, other = (load_file(c.out / "checkpoints" / "step-6" / "model.safetensors") for c in (request_, again))
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
 def test_the_export_loads_in_transformers_and_keeps_the_adversary_beside_the_model(
     request_: PretrainConfig, tmp_path: Path
 ) -> None:
