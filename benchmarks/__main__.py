@@ -1,8 +1,15 @@
-"""python -m benchmarks flops | step-time: what a training step costs."""
-
-import cli
-from benchmarks.flops import flops
-from benchmarks.step_time import step_time
+"""python -m benchmarks data-prep | flops | reader | step-time | tokenize: what training steps and their data cost."""
 
 if __name__ == "__main__":
-    cli.main({"flops": flops, "step-time": step_time}, "benchmarks")
+    # Here, because worker processes import this file again and need none of it.
+    import cli
+    from benchmarks.data_prep import data_prep
+    from benchmarks.flops import flops
+    from benchmarks.reader import reader
+    from benchmarks.step_time import step_time
+    from benchmarks.tokenize import tokenize
+
+    cli.main(
+        {"data-prep": data_prep, "flops": flops, "reader": reader, "step-time": step_time, "tokenize": tokenize},
+        "benchmarks",
+    )

@@ -11,11 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForMaskedLM, PreTrainedConfig
 
-from asa.signal import Perturb, Tap
 from asa.batch import Batch
 from asa.config import config
 from asa.errors import WorkError
 from asa.model import Output, TaskModel
+from asa.signal import Perturb, Tap
 from benchmarks.steps import (
     ASA,
     PAIRS,

@@ -7,7 +7,8 @@ Imports are inside the commands: worker processes import this file again and nee
 def main() -> None:
     from cli import main
 
-    main({"build": build, "text": text, "sample": sample, "verify": verify}, "data_prep")
+    commands = [build, text, dedup, merge, sample, verify, inspect, tokenizer]
+    main({command.__name__: command for command in commands}, "data_prep")
 
 
 def build(argv: list[str]) -> None:
@@ -20,12 +21,30 @@ def build(argv: list[str]) -> None:
 
 
 def text(argv: list[str]) -> None:
-    """INPUT.xml[.bz2] ... --out DIR: dumps -> plain-text documents."""
+    """INPUT ... --out DIR: dumps and other text -> plain-text documents."""
     from cli import parse
     from data_prep.config import TextConfig
     from data_prep.extract import text
 
     text(parse(TextConfig, argv, "data_prep text", positional="inputs"))
+
+
+def dedup(argv: list[str]) -> None:
+    """DIR ... --out DIR: documents -> documents without exact and near duplicates."""
+    from cli import parse
+    from data_prep.config import DedupConfig
+    from data_prep.dedup import dedup
+
+    dedup(parse(DedupConfig, argv, "data_prep dedup", positional="inputs"))
+
+
+def merge(argv: list[str]) -> None:
+    """PART ... --out DIR: what --shard made on many machines -> the whole."""
+    from cli import parse
+    from data_prep.config import MergeConfig
+    from data_prep.merge import merge
+
+    merge(parse(MergeConfig, argv, "data_prep merge", positional="parts"))
 
 
 def sample(argv: list[str]) -> None:
@@ -44,6 +63,24 @@ def verify(argv: list[str]) -> None:
     from data_prep.config import VerifyConfig
 
     verify(parse(VerifyConfig, argv, "data_prep verify", positional="folder"))
+
+
+def inspect(argv: list[str]) -> None:
+    """DIR: rows as text, document lengths, what was dropped."""
+    from cli import parse
+    from data_prep.config import InspectConfig
+    from data_prep.inspect import inspect
+
+    inspect(parse(InspectConfig, argv, "data_prep inspect", positional="folder"))
+
+
+def tokenizer(argv: list[str]) -> None:
+    """DIR ... --out HF_DIR: train a vocabulary on documents."""
+    from cli import parse
+    from data_prep.config import TokenizerConfig
+    from data_prep.train_tokenizer import train_tokenizer
+
+    train_tokenizer(parse(TokenizerConfig, argv, "data_prep tokenizer", positional="documents"))
 
 
 if __name__ == "__main__":

@@ -1,66 +1,130 @@
 """The command `build`: dumps, documents and leads -> one finished folder of rows and a task, or nothing."""
 
-from collections import Counter
-from collections.abc import Iterator
+import shutil
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from datasets import Features, List, Value
+
 from asa import manifest
 from asa.config import sha256_of
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from data_prep import leads as leads_file
-from data_prep import shards
+from data_prep import shards, sources, stored
 from data_prep.config import BuildConfig
-from data_prep.dump import Page, check_paths, pages
-from data_prep.extract import print_documents
+from data_prep.encode import storage_type
+from data_prep.extract import count_up, print_documents, write_part
 from data_prep.finished import identity, is_up_to_date
-from data_prep.text import NAME, Document, documents, read_documents
-from data_prep.tokenizer import Encoder
+from data_prep.parts import Part
+from data_prep.text import write_jsonl
+from data_prep.tokenizer import Vocabulary
+from data_prep.workspace import Workspace, discard, workspace
+
+TOKENIZER = "tokenizer"  # folder in the shards
 
 
 def build(config: BuildConfig) -> None:
     """Write OUT/shards and, with leads, OUT/task. Raises RequestError or WorkError; then nothing is at OUT."""
-    files = [*config.dumps, *(folder / NAME for folder in config.documents), *filter(None, [config.leads])]
-    if not files:
+    if not (config.dumps or config.documents or config.leads):
         raise RequestError("nothing to build from; give --dumps, --documents or --leads")
-    check_paths(config.dumps, "--dumps")
+    _shard(config)
     for folder in config.documents:
         manifest.read(folder, "documents", "--documents")
     leads = leads_file.load(config.leads) if config.leads else []
-    encoder = Encoder(config.model, config.length)
-    # What the inputs and the tokenizer are is told by their hashes, so paths stay out of the settings' hash.
-    settings = replace(config, out=Path(), model=Path(), dumps=[], documents=[], leads=None, workers=1, overwrite=False)
-    made_from = {**identity(sha256_of(settings), files), "tokenizer_sha256": encoder.sha256}
-    kinds = ("shards", "task") if leads else ("shards",)
-    if is_up_to_date(config.out, {kind: config.out / kind for kind in kinds}, made_from, config.overwrite):
+    vocabulary = Vocabulary(config.model, config.length)
+    made_from = _made_from(config, vocabulary)
+    kinds = {_kind(config): config.out / "shards", **({"task": config.out / "task"} if leads else {})}
+    if is_up_to_date(config.out, kinds, made_from, config.overwrite):
+        discard(config.out, made_from)
         return
-    with manifest.staging(config.out) as partial:
-        facts = _write_shards(config, encoder, leads, made_from, partial / "shards")
-        counts = leads_file.write_task(leads, made_from["sources"][-1], partial / "task") if leads else {}
+    with workspace(config.out, made_from, config.overwrite) as space:
+        facts = _write_shards(config, vocabulary, leads, made_from, space)
+        counts = _write_task(leads, made_from["sources"][-1], space.out / "task") if leads else {}
     _print_summary(config.out, facts, counts)
 
 
+def _made_from(config: BuildConfig, vocabulary: Vocabulary) -> dict[str, Any]:
+    found = sources.find(config.dumps, "--dumps") if config.dumps else []
+    files = [*found, *(folder / manifest.NAME for folder in config.documents), *filter(None, [config.leads])]
+    # What the inputs and the tokenizer are is told by their hashes, so paths stay out of the settings' hash.
+    told_by_content = replace(config, out=Path(), model=Path(), dumps=[], documents=[], leads=None)
+    settings = replace(told_by_content, workers=1, overwrite=False, shard="0/1")
+    hashes = {"tokenizer_sha256": vocabulary.vocab_sha256, "encoder_sha256": vocabulary.encoder_sha256}
+    return {**identity(sha256_of(settings), files), **hashes, "shard": config.shard}
+
+
 def _write_shards(
-    config: BuildConfig, encoder: Encoder, leads: list[leads_file.Lead], made_from: dict[str, Any], folder: Path
+    config: BuildConfig,
+    vocabulary: Vocabulary,
+    leads: list[leads_file.Lead],
+    made_from: dict[str, Any],
+    space: Workspace,
 ) -> dict[str, Any]:
-    folder.mkdir()
-    dropped: Counter[str] = Counter()
-    found = _all_documents(config, leads, dropped)
-    facts = shards.write(found, encoder, folder, length=config.length, heldout=config.heldout, dropped=dropped)
-    manifest.write(folder, "shards", {**facts, **made_from})
+    folder, (index, count) = space.out / "shards", _shard(config)
+    dumps = sources.parts(sources.find(config.dumps, "--dumps")) if config.dumps else []
+    given = stored.files(config.documents, "--documents")
+    work = partial(write_part, config.min_chars)
+    extracted = space.run("text", work, dumps[index::count], space.root / "documents", config.workers)
+    recipe = _recipe(config, vocabulary, vocabulary.save(folder / TOKENIZER), leads_file.kept_out(leads))
+    # Numbers, and with them the names of files, are the same whether or not the work is shared.
+    paths = dict(enumerate(given, len(dumps)))
+    paths |= {int(path.stem.rpartition("-")[2]): path for path in (space.root / "documents").glob("*.jsonl")}
+    if leads:
+        paths[len(dumps) + len(given)] = _write_leads(leads, space.root / "leads.jsonl")
+    todo = [_part(number, paths[number]) for number in sorted(paths) if number % count == index]
+    done = space.run("rows", partial(shards.write_part, recipe), todo, folder, config.workers)
+    dropped = {"documents": {"dropped": count_up(extracted)["dropped"]}}
+    facts = {**shards.total([*done, dropped]), **_kind_of_rows(vocabulary, config)}
+    if count == 1 and not facts["rows"]["train"]:
+        reasons = facts["documents"]["dropped"]
+        raise WorkError(f"no document was left to train on (dropped: {reasons}); give more text by --dumps")
+    manifest.write(folder, _kind(config), {**facts, **made_from})
     return facts
 
 
-def _all_documents(config: BuildConfig, leads: list[leads_file.Lead], dropped: Counter[str]) -> Iterator[Document]:
-    banned = leads_file.kept_out(leads)
-    every: Iterator[Page] = chain.from_iterable(map(pages, config.dumps))
-    if config.dumps:
-        yield from documents(every, dropped, min_chars=config.min_chars, workers=config.workers, kept_out=banned)
-    for folder in config.documents:
-        yield from leads_file.without(banned, read_documents(folder, "--documents"), dropped)
-    yield from leads_file.documents(leads, dropped)
+def _shard(config: BuildConfig) -> tuple[int, int]:
+    index, count = map(int, config.shard.split("/"))
+    if index >= count:
+        raise RequestError(f"shard = {config.shard}: the part must be below {count}; set --shard")
+    return index, count
+
+
+def _kind(config: BuildConfig) -> str:
+    return "shards" if config.shard == "0/1" else shards.PART
+
+
+def _write_leads(leads: list[leads_file.Lead], path: Path) -> Path:
+    write_jsonl(({"id": f"lead:{lead.title}", "title": lead.title, "text": lead.text} for lead in leads), path)
+    return path
+
+
+def _recipe(config: BuildConfig, vocabulary: Vocabulary, tokenizer: Path, kept_out: frozenset[str]) -> shards.Recipe:
+    ids = List(Value(storage_type(vocabulary.size).name), length=config.length)
+    schema = Features({shards.COLUMN: ids}).arrow_schema.serialize().to_pybytes()
+    pad, cls, sep, _ = vocabulary.special
+    return shards.Recipe(tokenizer, schema, pad, cls, sep, config.length, config.packing, config.heldout, kept_out)
+
+
+def _part(number: int, path: Path) -> Part:
+    name = f"{number:05d}"
+    return Part(name, path.stat().st_size, (name, path))
+
+
+def _kind_of_rows(vocabulary: Vocabulary, config: BuildConfig) -> dict[str, Any]:
+    return {
+        "length": config.length,
+        "packing": config.packing,
+        "vocab_size": vocabulary.size,
+        "dtype": storage_type(vocabulary.size).name,
+        "special_ids": vocabulary.special._asdict(),
+    }
+
+
+def _write_task(leads: list[leads_file.Lead], source: dict[str, str], folder: Path) -> dict[str, int]:
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    return leads_file.write_task(leads, source, folder)
 
 
 def _print_summary(out: Path, facts: dict[str, Any], counts: dict[str, int]) -> None:

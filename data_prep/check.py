@@ -9,24 +9,37 @@ from datasets import Dataset
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
+from asa.hf import load_tokenizer, vocab_sha256
 from data_prep.config import VerifyConfig
-from data_prep.shards import COLUMN, SPLITS, file_name
+from data_prep.shards import COLUMN, PART, SPLITS
 
-KINDS = ("shards", "task", "documents")
+KINDS = ("shards", "task", "documents", "tokenizer", PART)
 
 
 def verify(config: VerifyConfig) -> None:
-    """Check a folder of shards, a task, documents, or a build that holds some of them; one line for each.
+    """Check a folder of this stage, or a build that holds several; one line for each.
 
-    Raises: RequestError where there is no finished folder; WorkError naming the first damaged file.
+    Raises: RequestError where there is no finished folder; WorkError naming the first damaged file or, with `model`,
+        the vocabulary that is not the rows'.
     """
     for folder in _finished(config.folder):
         kind = _kind(folder)
         facts = manifest.verify(folder, kind, "DIR")
-        if kind == "shards":
-            print(f"ok: {folder}, {kind}, {_check_rows(folder, facts):,} rows of {facts['length']} ids")
-        else:
-            print(f"ok: {folder}, {kind}")
+        what = f"{folder}, {kind}"
+        if kind in ("shards", PART):
+            what += f", {_check_rows(folder, facts):,} rows of {facts['length']} ids"
+        if kind in ("shards", "tokenizer", PART):
+            _check_vocabulary(folder, facts, config.model)
+        print(f"ok: {what}")
+
+
+def _check_vocabulary(folder: Path, facts: dict[str, Any], model: Path | None) -> None:
+    own = folder / "tokenizer" if (folder / "tokenizer").is_dir() else folder
+    for other in filter(None, (own, model)):
+        found = vocab_sha256(load_tokenizer(other, "--model"))
+        if found != facts["tokenizer_sha256"]:
+            expected = facts["tokenizer_sha256"][:12]
+            raise WorkError(f"{folder} was made with the vocabulary {expected}, {other} has {found[:12]}; set --model")
 
 
 def _finished(folder: Path) -> list[Path]:
@@ -50,16 +63,21 @@ def _kind(folder: Path) -> str:
 
 def _check_rows(folder: Path, facts: dict[str, Any]) -> int:
     for split in SPLITS:
-        path = folder / file_name(split)
-        try:
-            table = Dataset.from_file(str(path)).data.table
-        except (OSError, ValueError) as error:
-            raise WorkError(f"{path} does not open ({error}); make the folder anew") from None
-        if table.num_rows != facts["rows"][split]:
-            raise WorkError(f"{path} has {table.num_rows} rows, its manifest says {facts['rows'][split]}")
-        for chunk in table.column(COLUMN).chunks:
-            _check_ids(path, chunk.flatten().to_numpy(), len(chunk), facts)
+        paths = sorted(folder.glob(f"{split}-*.arrow"))
+        rows = sum(_check_file(path, facts) for path in paths)
+        if rows != facts["rows"][split]:
+            raise WorkError(f"{folder} has {rows} {split} rows, its manifest says {facts['rows'][split]}")
     return sum(facts["rows"].values())
+
+
+def _check_file(path: Path, facts: dict[str, Any]) -> int:
+    try:
+        table = Dataset.from_file(str(path)).data.table
+    except (OSError, ValueError) as error:
+        raise WorkError(f"{path} does not open ({error}); make the folder anew") from None
+    for chunk in table.column(COLUMN).chunks:
+        _check_ids(path, chunk.flatten().to_numpy(), len(chunk), facts)
+    return table.num_rows
 
 
 def _check_ids(path: Path, ids: np.ndarray, rows: int, facts: dict[str, Any]) -> None:

@@ -1,39 +1,58 @@
-"""The command `text`: dumps -> OUT/documents.jsonl. Kept apart from `build`, whose libraries take seconds to load."""
+"""The command `text`: dumps and other text -> OUT/documents-*.jsonl, a file for each part of the input."""
 
 from collections import Counter
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from asa import manifest
 from asa.config import sha256_of
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
+from data_prep import sources
 from data_prep.config import TextConfig
-from data_prep.dump import check_paths, pages
 from data_prep.finished import identity, is_up_to_date
-from data_prep.text import NAME, documents, write_jsonl
+from data_prep.text import write_jsonl
+from data_prep.workspace import discard, workspace
 
 
 def text(config: TextConfig) -> None:
-    """Write OUT/documents.jsonl and its manifest. Raises RequestError or WorkError for bad inputs (see dump.pages)."""
-    check_paths(config.inputs, "INPUT")
+    """Write OUT/documents-*.jsonl and the manifest. Raises RequestError or WorkError for bad inputs (see sources)."""
+    found = sources.find(config.inputs, "INPUT")
     index, count = map(int, config.shard.split("/"))
     if index >= count:
         raise RequestError(f"shard = {config.shard}: the part must be below {count}; set --shard")
-    settings = replace(config, inputs=[Path()], out=Path(), workers=1, overwrite=False)
-    made_from = identity(sha256_of(settings), config.inputs)
+    parts = sources.parts(found)
+    settings = replace(config, inputs=[Path()], out=Path(), workers=1, shard="0/1", overwrite=False)
+    made_from = {**identity(sha256_of(settings), found), "shard": config.shard}
     if is_up_to_date(config.out, {"documents": config.out}, made_from, config.overwrite):
+        discard(config.out, made_from)
         return
-    dropped: Counter[str] = Counter()
-    every = chain.from_iterable(map(pages, config.inputs))
-    mine = (page for number, page in enumerate(every) if number % count == index)
-    found = documents(mine, dropped, min_chars=config.min_chars, workers=config.workers)
-    with manifest.staging(config.out) as partial:
-        kept = write_jsonl((document._asdict() for document in found), partial / NAME)
-        facts = {"documents": {"kept": kept, "dropped": dict(sorted(dropped.items()))}}
-        manifest.write(partial, "documents", {**facts, **made_from})
-    print_documents(kept, dropped)
+    with workspace(config.out, made_from, config.overwrite) as space:
+        work = partial(write_part, config.min_chars)
+        facts = count_up(space.run("text", work, parts[index::count], space.out, config.workers))
+        if not facts["kept"] and not facts["dropped"] and count == 1:
+            raise WorkError(f"{', '.join(found)}: no pages and no documents in it; give a pages-articles dump or text")
+        manifest.write(space.out, "documents", {"documents": facts, **made_from})
+    print_documents(facts["kept"], facts["dropped"])
     print(f"written to {config.out}")
+
+
+def write_part(min_chars: int, numbered: tuple[int, sources.Task], folder: Path) -> dict[str, Any]:
+    """One part's documents to its file in `folder`; what was kept and dropped."""
+    number, task = numbered
+    dropped: Counter[str] = Counter()
+    found = sources.documents(task, dropped, min_chars)
+    kept = write_jsonl((document._asdict() for document in found), folder / f"documents-{number:06d}.jsonl")
+    return {"kept": kept, "dropped": dropped}
+
+
+def count_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The counts of all parts together."""
+    dropped: Counter[str] = Counter()
+    for part in parts:
+        dropped.update(part["dropped"])
+    return {"kept": sum(part["kept"] for part in parts), "dropped": dict(sorted(dropped.items()))}
 
 
 def print_documents(kept: int, dropped: dict[str, int]) -> None:

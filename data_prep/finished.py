@@ -1,24 +1,40 @@
 """When a finished folder is just what would be made, when it may be replaced, when it must be left alone."""
 
-import importlib.metadata
+import hashlib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from asa import manifest
 from asa.errors import RequestError, WorkError
+from data_prep import hub
 
 # Raised whenever the same input would give other documents or rows than before.
-RECIPE = 1
+RECIPE = 2
+_CHUNK = 2**22
 
 
-def identity(config_sha256: str, files: list[Path]) -> dict[str, Any]:
-    """What decides the output's bytes: settings, rules, the markup parser and the contents of the inputs."""
-    return {
-        "config_sha256": config_sha256,
-        "recipe": RECIPE,
-        "parser": f"mwparserfromhell {importlib.metadata.version('mwparserfromhell')}",
-        "sources": [{"name": path.name, "sha256": manifest.file_sha256(path)} for path in files],
-    }
+def identity(config_sha256: str, sources: Sequence[Path | str]) -> dict[str, Any]:
+    """What decides the output's bytes: settings, rules and the contents of the inputs (files, hub data sets)."""
+    return {"config_sha256": config_sha256, "recipe": RECIPE, "sources": list(_hashed(list(map(str, sources))))}
+
+
+def _hashed(sources: list[str]) -> Iterator[dict[str, str]]:
+    total = sum(Path(source).stat().st_size for source in sources if not hub.is_hub(source))
+    with tqdm(desc="hashing the inputs", total=total, unit="B", unit_scale=True, delay=5) as bar:
+        for source in sources:
+            if hub.is_hub(source):
+                yield hub.identity(source)
+                continue
+            digest = hashlib.sha256()
+            with Path(source).open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+                    bar.update(len(chunk))
+            yield {"name": Path(source).name, "sha256": digest.hexdigest()}
 
 
 def is_up_to_date(out: Path, parts: dict[str, Path], expected: dict[str, Any], overwrite: bool) -> bool:
@@ -49,5 +65,7 @@ def is_up_to_date(out: Path, parts: dict[str, Path], expected: dict[str, Any], o
 
 def _is_ours(out: Path, first: Path) -> bool:
     """Whether everything in `out` is of this stage's making, so that replacing it loses nothing of others."""
-    names = {"documents.jsonl", manifest.NAME} if out == first else {"shards", "task"}
-    return out.is_dir() and {path.name for path in out.iterdir()} <= names and (first / manifest.NAME).is_file()
+    ours = ("documents-*.jsonl", manifest.NAME) if out == first else ("shards", "task")
+    names = [path.name for path in out.iterdir()] if out.is_dir() else []
+    known = all(any(fnmatch(name, pattern) for pattern in ours) for name in names)
+    return known and (first / manifest.NAME).is_file()

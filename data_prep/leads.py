@@ -5,15 +5,13 @@ The split is a hash of the title, so it never moves; the dev and test articles s
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
 from data_prep.assets import ASSETS, TEXT_CREDIT
-from data_prep.text import IN_TASK, Document, title_key, write_jsonl
+from data_prep.text import title_key, write_jsonl
 
 TASK = "wikipedia-topics"
 NO_TOPIC = "Uncategorized"
@@ -60,21 +58,6 @@ def split_of(lead: Lead) -> str | None:
 def kept_out(leads: list[Lead]) -> frozenset[str]:
     """The title_key of every dev and test article."""
     return frozenset(title_key(lead.title) for lead in leads if split_of(lead) in ("dev", "test"))
-
-
-def documents(leads: list[Lead], dropped: Counter[str]) -> Iterator[Document]:
-    """The leads outside dev and test as documents."""
-    every = (Document(f"lead:{lead.title}", lead.title, lead.text) for lead in leads)
-    return without(kept_out(leads), every, dropped)
-
-
-def without(banned: frozenset[str], documents: Iterable[Document], dropped: Counter[str]) -> Iterator[Document]:
-    """The documents whose title_key is not banned; the others are counted."""
-    for document in documents:
-        if title_key(document.title) in banned:
-            dropped[IN_TASK] += 1
-        else:
-            yield document
 
 
 def write_task(leads: list[Lead], source: dict[str, str], folder: Path) -> dict[str, int]:

@@ -1,101 +1,118 @@
 """Documents -> rows of exactly `length` token ids in Arrow files that `datasets` memory-maps.
 
-A row is [CLS] text [SEP] text [SEP] ...: a document that does not fit continues in the next row, and every row begins
-with [CLS] and ends with [SEP]. Two rows may end in [PAD]: the last of a file, and one in which a document ends so
-close to the end that a single id is left, too little for a token and its [SEP].
+packed: a row is [CLS] text [SEP] text [SEP] ...: a document that does not fit continues in the next row, and every row
+begins with [CLS] and ends with [SEP]. Two rows may end in [PAD]: the last of a file, and one in which a document ends
+so close to the end that a single id is left, too little for a token and its [SEP].
+single: a row is [CLS] text [SEP] and [PAD], one document each, cut where it is longer.
+
+A part of the input becomes a file for each split; worker processes import nothing heavier than Arrow.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from datasets import Features, List, Value
-from datasets.arrow_writer import ArrowWriter
+from numpy.typing import NDArray
 
-from asa.errors import WorkError
+from data_prep.encode import Encoder
 from data_prep.leads import share_of
-from data_prep.parallel import batches
-from data_prep.text import Document
-from data_prep.tokenizer import Encoder, Special
+from data_prep.stored import read
+from data_prep.text import IN_TASK, Document, title_key
 
+# N rows of a block, L length
+
+Packing = Literal["packed", "single"]
+Ids = NDArray[np.unsignedinteger]
+Counts = dict[str, Any]  # nested dictionaries of numbers
+COUNTED = ("rows", "tokens", "documents", "tokens_cut")
 COLUMN = "input_ids"
 SPLITS = ("train", "heldout")
-_ROWS_PER_WRITE = 1_000
-_DOCUMENTS_PER_CALL = 256
+PART = "part of shards"  # the kind of a folder made with --shard, which only `merge` reads
+_ROWS_PER_BLOCK = 4096
 
 
-def file_name(split: str) -> str:
-    return f"{split}-00000.arrow"
+class Recipe(NamedTuple):
+    """How every part becomes rows.
+
+    schema: the Arrow schema of a file, serialised. kept_out: the title_key of documents that must not come through.
+    """
+
+    tokenizer: Path
+    schema: bytes
+    pad: int
+    cls: int
+    sep: int
+    length: int
+    packing: Packing
+    heldout: float
+    kept_out: frozenset[str]
 
 
-class Packer:
-    """Documents' ids in, full rows out; `last` gives the padded rest."""
+class Rows:
+    """The rows of one split of a part: documents' ids in, an Arrow file out. Without a row there is no file."""
 
-    def __init__(self, length: int, special: Special) -> None:
-        self.length, self.special = length, special
-        self.row = [special.cls]
+    def __init__(self, path: Path, recipe: Recipe) -> None:
+        self.path, self.recipe = path, recipe
+        self.schema = pa.ipc.read_schema(pa.py_buffer(recipe.schema))
+        dtype = self.schema.field(COLUMN).type.value_type.to_pandas_dtype()
+        self.block_NL = np.full((_ROWS_PER_BLOCK, recipe.length), recipe.pad, dtype)
+        self.row, self.place = 0, 1
+        self.writer: pa.RecordBatchStreamWriter | None = None
+        self.rows = self.tokens = self.documents = self.cut = 0
 
-    def add(self, ids: list[int]) -> Iterator[list[int]]:
+    def add(self, ids: Ids) -> None:
+        """Put a document of at least one token into this row and the next ones."""
+        single = self.recipe.packing == "single"
+        kept = ids[: self.recipe.length - 2] if single else ids
+        self.documents += 1
+        self.tokens += len(kept)
+        self.cut += len(ids) - len(kept)
+        self._fill(kept)
+        if single or self.place == self.recipe.length:
+            self._end_row()
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self.place > 1:
+            self._end_row()
+        self._write()
+        if self.writer:
+            self.writer.close()
+
+    def _fill(self, ids: Ids) -> None:
         start = 0
         while start < len(ids):
             # One place stays free for the [SEP] that closes the piece.
-            room = self.length - 1 - len(self.row)
-            if room < 1:
-                yield self._close()
+            piece = ids[start : start + self.recipe.length - 1 - self.place]
+            if not len(piece):
+                self._end_row()
                 continue
-            self.row += [*ids[start : start + room], self.special.sep]
-            start += room
-        if len(self.row) == self.length:
-            yield self._close()
+            end = self.place + len(piece)
+            self.block_NL[self.row, self.place : end] = piece
+            self.block_NL[self.row, end] = self.recipe.sep
+            self.place = end + 1
+            start += len(piece)
 
-    def last(self) -> Iterator[list[int]]:
-        if len(self.row) > 1:
-            yield self._close()
-
-    def _close(self) -> list[int]:
-        row = self.row + [self.special.pad] * (self.length - len(self.row))
-        self.row = [self.special.cls]
-        return row
-
-
-class SplitWriter:
-    """One split's Arrow file. Rows are written in fixed groups, so equal rows give equal bytes."""
-
-    def __init__(self, path: Path, encoder: Encoder, length: int) -> None:
-        self.packer = Packer(length, encoder.special)
-        self.features = Features({COLUMN: List(Value(encoder.dtype.name), length=length)})
-        self.dtype, self.length = encoder.dtype, length
-        self.writer = ArrowWriter(path=str(path), features=self.features)
-        self.waiting: list[list[int]] = []
-        self.rows = self.tokens = self.documents = 0
-
-    def add(self, ids: list[int]) -> None:
-        self.documents += 1
-        self.tokens += len(ids)
-        self._keep(self.packer.add(ids))
-
-    def close(self) -> None:
-        self._keep(self.packer.last())
-        if self.waiting:
+    def _end_row(self) -> None:
+        self.row, self.place = self.row + 1, 1
+        if self.row == _ROWS_PER_BLOCK:
             self._write()
-        self.writer.finalize()
-
-    def _keep(self, rows: Iterable[list[int]]) -> None:
-        for row in rows:
-            self.waiting.append(row)
-            if len(self.waiting) == _ROWS_PER_WRITE:
-                self._write()
 
     def _write(self) -> None:
-        ids = pa.array(np.asarray(self.waiting, dtype=self.dtype).reshape(-1))
-        column = pa.FixedSizeListArray.from_arrays(ids, self.length)
-        self.writer.write_table(pa.Table.from_arrays([column], schema=self.features.arrow_schema))
-        self.rows += len(self.waiting)
-        self.waiting = []
+        """One Arrow batch of the rows that are full: blocks have a fixed size, so equal rows give equal bytes."""
+        if not self.row:
+            return
+        self.writer = self.writer or pa.ipc.new_stream(str(self.path), self.schema)
+        self.block_NL[: self.row, 0] = self.recipe.cls
+        ids = pa.array(self.block_NL[: self.row].reshape(-1))
+        rows = pa.FixedSizeListArray.from_arrays(ids, self.recipe.length)
+        self.writer.write_batch(pa.record_batch([rows], schema=self.schema))
+        self.rows += self.row
+        self.block_NL[:] = self.recipe.pad
+        self.row = 0
 
 
 def is_heldout(title: str, share: float) -> bool:
@@ -103,42 +120,55 @@ def is_heldout(title: str, share: float) -> bool:
     return share_of("heldout", title) < share
 
 
-def write(
-    documents: Iterable[Document], encoder: Encoder, folder: Path, *, length: int, heldout: float, dropped: Counter[str]
-) -> dict[str, Any]:
-    """Write both splits to `folder` and return the facts of the manifest (the caller writes it, last).
+def write_part(recipe: Recipe, task: tuple[str, Path], folder: Path) -> Counts:
+    """Write the rows of one file of documents to `folder`; the work of a part (see parts.Work).
 
-    Args: dropped is read after the documents have been, since their source counts into it.
-    Raises: WorkError when no training row came out.
+    Returns: rows and tokens by split; documents kept, held out, dropped by reason, and by length, where the key k
+        counts those of 2^(k-1) to 2^k - 1 tokens; tokens cut off.
+    Raises: WorkError where the file holds something else than documents.
     """
-    with ExitStack() as stack:
-        writers = {split: SplitWriter(folder / file_name(split), encoder, length) for split in SPLITS}
-        for writer in writers.values():
-            stack.callback(writer.writer.close)
-        for batch in batches(documents, _DOCUMENTS_PER_CALL):
-            for document, ids in zip(batch, encoder.encode([d.text for d in batch]), strict=True):
-                if ids:
-                    writers["heldout" if is_heldout(document.title, heldout) else "train"].add(ids)
-                else:
-                    dropped["no tokens"] += 1
-        for writer in writers.values():
-            writer.close()
-    if not writers["train"].rows:
-        raise WorkError(f"no document was left to train on (dropped: {dict(dropped)}); give more text by --dumps")
-    return _facts(writers, encoder, length, dropped)
-
-
-def _facts(writers: dict[str, SplitWriter], encoder: Encoder, length: int, dropped: Counter[str]) -> dict[str, Any]:
+    name, path = task
+    encoder = _encoder(recipe.tokenizer)
+    splits = {split: Rows(folder / f"{split}-{name}.arrow", recipe) for split in SPLITS}
+    dropped: Counter[str] = Counter()
+    lengths: Counter[str] = Counter()
+    for document in read(path):
+        ids = encoder.encode(document.text)
+        if reason := _reason(document, ids, recipe):
+            dropped[reason] += 1
+            continue
+        lengths[str(len(ids).bit_length())] += 1
+        splits["heldout" if is_heldout(document.title, recipe.heldout) else "train"].add(ids)
+    for rows in splits.values():
+        rows.close()
     return {
-        "length": length,
-        "vocab_size": encoder.vocab_size,
-        "dtype": encoder.dtype.name,
-        "rows": {split: writer.rows for split, writer in writers.items()},
-        "tokens": {split: writer.tokens for split, writer in writers.items()},
+        "rows": {split: rows.rows for split, rows in splits.items()},
+        "tokens": {split: rows.tokens for split, rows in splits.items()},
         "documents": {
-            "kept": sum(writer.documents for writer in writers.values()),
-            "heldout": writers["heldout"].documents,
-            "dropped": dict(sorted(dropped.items())),
+            "kept": sum(rows.documents for rows in splits.values()),
+            "heldout": splits["heldout"].documents,
+            "dropped": dict(dropped),
+            "lengths": dict(lengths),
         },
-        "special_ids": encoder.special._asdict(),
+        "tokens_cut": sum(rows.cut for rows in splits.values()),
     }
+
+
+def total(counts: list[Counts]) -> Counts:
+    """The sums of counts of the same form; a key that only some have counts as 0 in the others."""
+    keys = sorted({key for one in counts for key in one})
+    found = {key: [one[key] for one in counts if key in one] for key in keys}
+    return {key: total(values) if isinstance(values[0], dict) else sum(values) for key, values in found.items()}
+
+
+def _reason(document: Document, ids: Ids, recipe: Recipe) -> str:
+    """Why a document becomes no row; empty for one that does."""
+    if title_key(document.title) in recipe.kept_out:
+        return IN_TASK
+    return "" if len(ids) else "no tokens"
+
+
+@cache
+def _encoder(path: Path) -> Encoder:
+    """One for each process: it has met the words of earlier parts."""
+    return Encoder(path)

@@ -3,71 +3,145 @@
 Dropping these too would leave holes in sentences: "the river is {{convert|5|km}} long".
 """
 
+import re
 from collections.abc import Callable
 
-from mwparserfromhell.nodes import Template
+from data_prep.brackets import HOLE
 
-Render = Callable[[Template], str]
-
-_FIXED = {
-    "nbsp": " ",
-    "spaces": " ",
-    "snd": " \u2013 ",
-    "spnd": " \u2013 ",
-    "spaced ndash": " \u2013 ",
-    "ndash": "\u2013",
-    "mdash": "\u2014",
-    "mdashb": "\u2014",
-    "'": "'",
-    "'s": "'s",
-    "-": "",
-    "!": "|",
-    "=": "=",
-}
-# Name -> which positional argument is the text; -1 is the last one.
-_ARGUMENT = {
-    **dict.fromkeys(("lang", "script", "rtl-lang", "tooltip", "color", "font color", "resize"), 2),
-    **dict.fromkeys(("transl", "transliteration"), -1),
-    **dict.fromkeys(("nowrap", "nobr", "nobold", "small", "smaller", "big", "larger", "sc", "smallcaps", "abbr"), 1),
-    **dict.fromkeys(("vanchor", "visible anchor", "angbr", "val", "nihongo", "ill", "interlanguage link", "sic"), 1),
-    **dict.fromkeys(("quote", "blockquote", "cquote", "quotation", "poem", "verse", "strong", "em", "sup", "sub"), 1),
-    **dict.fromkeys(("format price", "currency", "linktext", "notatypo", "not a typo", "proper name", "mvar"), 1),
-    **dict.fromkeys(("eqm", "formatnum"), 1),
-}
-_PREFIX = {"as of": "As of ", "circa": "c. ", "c.": "c. ", "circa year": "c. "}
+# Positional arguments (the first one is at 0) and named ones.
+Arguments = tuple[list[str], dict[str, str]]
+_NAMED = re.compile(r"\s*([\w -]{1,30}?)\s*=")
 # Between two numbers of {{convert|2|to|4|km}}.
-_RANGE = {"to", "and", "or", "by", "x", "-", "\u2013", "+/-", "to(-)", "and(-)"}
+_RANGE = {"to", "and", "or", "by", "x", "+/-", "to(-)", "and(-)"}
 
 
-def prose(template: Template, plain: Callable[[object], str]) -> str:
-    """The words a template shows inside a sentence, its arguments rendered by `plain`; empty for all others."""
-    name = str(template.name).strip().lower().replace("_", " ")
-    arguments = [plain(item.value).strip() for item in template.params if not item.showkey]
-    if name in _FIXED:
-        return _FIXED[name]
-    if name in ("convert", "cvt"):
-        return _measure(arguments)
-    if name in ("chem", "chem2"):
-        return "".join(arguments)
-    if name in ("frac", "sfrac", "fraction"):
-        return "/".join(arguments)
-    if name in _PREFIX:
-        return _PREFIX[name] + "-".join(arguments) if arguments else ""
-    if name.startswith("formatnum:"):
-        return name.removeprefix("formatnum:").strip() if "{" not in name else ""
-    index = 1 if name.startswith("lang-") else _ARGUMENT.get(name)
-    return _pick(template, arguments, index, plain) if index else ""
+def prose(body: str) -> str | None:
+    """The words that a template shows inside a sentence; None for templates that carry none.
+
+    Args: body is what stands between the braces, brackets inside it already resolved.
+    """
+    name = body.partition("|")[0].strip().lower().replace("_", " ")
+    shown = _SHOWN.get(name)
+    if shown is None and name.startswith(("lang-", "link-")):
+        shown = _argument(0)
+    if shown is not None:
+        return shown(_arguments(body))
+    return name.removeprefix("formatnum:").strip() if name.startswith("formatnum:") else None
 
 
-def _pick(template: Template, arguments: list[str], index: int, plain: Callable[[object], str]) -> str:
-    if template.has("text"):
-        return plain(template.get("text").value).strip()
-    if index < 0 and arguments:
-        return arguments[index]
-    return arguments[index - 1] if index and len(arguments) >= index else ""
+def _arguments(body: str) -> Arguments:
+    positional, named = [], {}
+    for part in body.split("|")[1:]:
+        if match := _NAMED.match(part):
+            named[match[1].lower()] = part[match.end() :].strip()
+        else:
+            positional.append(part.strip())
+    # Positions may be named too: {{lang|fr|2=mot}}.
+    for index in range(9):
+        if str(index + 1) in named:
+            positional[index : index + 1] = [named[str(index + 1)]]
+    return positional, named
 
 
-def _measure(arguments: list[str]) -> str:
+def _argument(index: int) -> Callable[[Arguments], str]:
+    """Shows one positional argument; -1 is the last one."""
+
+    def shown(arguments: Arguments) -> str:
+        positional, named = arguments
+        if "text" in named:
+            return named["text"]
+        return positional[index] if -len(positional) <= index < len(positional) else HOLE
+
+    return shown
+
+
+def _fixed(text: str) -> Callable[[Arguments], str]:
+    return lambda arguments: text
+
+
+def _after(prefix: str) -> Callable[[Arguments], str]:
+    return lambda arguments: prefix + "-".join(arguments[0]) if arguments[0] else HOLE
+
+
+def _joined(sign: str) -> Callable[[Arguments], str]:
+    return lambda arguments: sign.join(arguments[0])
+
+
+def _measure(arguments: Arguments) -> str:
     """`2|to|4|km|mi` -> `2 to 4 km`: the source's own figures, without the conversion."""
-    size = 4 if len(arguments) > 3 and arguments[1] in _RANGE else 2
-    return " ".join(arguments[:size])
+    positional = arguments[0]
+    if len(positional) > 3 and positional[1] in ("-", "\u2013"):
+        return f"{positional[0]}\u2013{positional[2]} {positional[3]}"
+    size = 4 if len(positional) > 3 and positional[1] in _RANGE else 2
+    return " ".join(positional[:size])
+
+
+def _between(before: str, after: str) -> Callable[[Arguments], str]:
+    """Shows the first argument between two strings."""
+    return lambda arguments: before + arguments[0][0] + after if arguments[0] else HOLE
+
+
+def _translated(arguments: Arguments) -> str:
+    """{{Lien|langue=de|trad=A|fr=B|texte=C}}: the words of the link."""
+    positional, named = arguments
+    return named.get("texte") or named.get("fr") or (positional[0] if positional else HOLE)
+
+
+def _century(arguments: Arguments) -> str:
+    """French {{s|XII}} is a century; Russian {{s|words}} keeps words on one line."""
+    shown = _argument(0)(arguments)
+    return f"{shown}e siècle" if re.fullmatch("[IVX]+", shown) else shown
+
+
+def _table(shown: Callable[[Arguments], str], *lines: str) -> dict[str, Callable[[Arguments], str]]:
+    return dict.fromkeys((name for line in lines for name in line.split(", ")), shown)
+
+
+# Of all languages together: a name means the same in most, and what a template of another meaning shows is no worse
+# than a hole.
+_SHOWN = {
+    **_table(_fixed(" "), "nbsp, spaces, space, esd"),
+    **_table(_fixed(" \u2013 "), "snd, spnd, spaced ndash"),
+    **_table(_fixed("\u2013"), "ndash"),
+    **_table(_fixed("\u2014"), "mdash, mdashb, em dash"),
+    **_table(_fixed("'"), "'"),
+    **_table(_fixed("'s"), "'s"),
+    **_table(_fixed(""), "-"),
+    **_table(_fixed("|"), "!"),
+    **_table(_fixed("="), "="),
+    **_table(_fixed("Ier"), "ier"),
+    **_table(_fixed("Ire"), "ire"),
+    **_table(_fixed("1er"), "1er"),
+    **_table(_fixed("1re"), "1re"),
+    **_table(_fixed("er"), "er"),
+    **_table(
+        _argument(0),
+        "nowrap, nobr, nobold, small, smaller, big, larger, sc, smallcaps, abbr, strong, em, sup, sub, val",
+        "vanchor, angbr, visible anchor, sic, linktext, notatypo, not a typo, proper name, mvar",
+        "quote, blockquote, cquote, quotation",
+        "poem, verse, format price, currency, formatnum, eqm, nihongo, ill, interlanguage link, track gauge, railgauge",
+        "zitat, latin, souligner, citation bloc, petit, cita, versalitas, ta, citazione, fmtn, citação, ilc, dtlink",
+        "нп, нп2, нп3, нп4, нп5, iw, не переведено, не переведено 3, не переведено 5, цитата, 仮リンク, 読み仮名, le",
+        "ilh, internal link helper",
+    ),
+    **_table(_argument(1), "lang, script, rtl-lang, tooltip, color, font color, resize, langue, en langue, tsl"),
+    **_table(_argument(-1), "transl, transliteration"),
+    **_table(_after("As of "), "as of"),
+    **_table(_after("c. "), "circa, c., circa year"),
+    **_table(_joined(""), "chem, chem2"),
+    **_table(_joined("/"), "frac, sfrac, fraction"),
+    **_table(_joined("\u2013"), "dash year"),
+    **_table(_joined(" "), "unité, unite, unidad, число, nombre, tmp, date, date-"),
+    **_table(_joined(" h "), "heure"),
+    **_table(_measure, "convert, cvt"),
+    **_table(_century, "s, s-, siècle"),
+    **_table(_between("siglo ", ""), "siglo"),
+    **_table(_between("século ", ""), "séc, século"),
+    **_table(_between("née ", ""), "née"),
+    **_table(_between("", " €"), "euro"),
+    **_table(_between("\u2013 ", " \u2013"), "incise"),
+    **_table(_between("« ", " »"), "citation, citation étrangère"),
+    **_table(_between("\u201e", "\u201c"), '"'),
+    **_table(_translated, "lien"),
+    **{name: _between(f"بال{name}: ", "") for name in ("ألمانية", "إنجليزية", "فرنسية", "لاتينية", "إيطالية", "تركية")},
+}

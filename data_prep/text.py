@@ -1,24 +1,15 @@
-"""Pages -> documents: which pages are kept, the rest counted by reason, markup stripped on several processes."""
+"""What a document is, and which pages become one."""
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from mwparserfromhell.parser import ParserError
-from tqdm import tqdm
-
-from asa import manifest
-from asa.errors import WorkError
-from data_prep import wikitext
+from data_prep import languages
 from data_prep.dump import Page
-from data_prep.parallel import batches, ordered_map
+from data_prep.wikitext import plain_text
 
-NAME = "documents.jsonl"
 IN_TASK = "in the task's dev or test split"
-_PAGES_PER_CALL = 16
 
 
 class Document(NamedTuple):
@@ -34,53 +25,20 @@ def title_key(title: str) -> str:
     return " ".join(title.replace("_", " ").casefold().split())
 
 
-def documents(
-    pages: Iterable[Page],
-    dropped: Counter[str],
-    *,
-    min_chars: int,
-    workers: int = 1,
-    kept_out: frozenset[str] = frozenset(),
-) -> Iterator[Document]:
-    """The kept pages as documents, in page order for any number of workers.
-
-    Args: dropped is counted up by reason; kept_out holds the title_key of pages that must not come through.
-    """
-    articles = _articles(tqdm(pages, unit=" pages", delay=5, disable=None), dropped, kept_out)
-    convert = partial(_convert_batch, min_chars=min_chars)
-    for results in ordered_map(convert, batches(articles, _PAGES_PER_CALL), workers):
-        for result in results:
-            if isinstance(result, Document):
-                yield result
-            else:
-                dropped[result] += 1
-
-
-def convert(page: Page, min_chars: int) -> Document | str:
-    """One article as a document, or the reason why it is dropped."""
-    if wikitext.is_disambiguation(page.title, page.wikitext):
+def convert(page: Page, silent: frozenset[str], min_chars: int) -> Document | str:
+    """One page as a document, or the reason why it is dropped. Args: silent as in wikitext.plain_text."""
+    if page.namespace != 0:
+        return "not in the main namespace"
+    if page.is_redirect or page.wikitext[:9].lower() == "#redirect":
+        return "redirect"
+    if languages.is_disambiguation(page.title, page.wikitext):
         return "disambiguation"
-    try:
-        text = wikitext.plain_text(page.wikitext, page.silent)
-    except (ParserError, RecursionError):
-        return "markup cannot be parsed"
-    return Document(page.id, page.title, text) if len(text) >= min_chars else "too short"
+    return long_enough(Document(page.id, page.title, plain_text(page.wikitext, silent)), min_chars)
 
 
-def _convert_batch(pages: list[Page], min_chars: int) -> list[Document | str]:
-    return [convert(page, min_chars) for page in pages]
-
-
-def _articles(pages: Iterable[Page], dropped: Counter[str], kept_out: frozenset[str]) -> Iterator[Page]:
-    for page in pages:
-        if page.namespace != 0:
-            dropped["not in the main namespace"] += 1
-        elif page.is_redirect or page.wikitext[:9].lower() == "#redirect":
-            dropped["redirect"] += 1
-        elif title_key(page.title) in kept_out:
-            dropped[IN_TASK] += 1
-        else:
-            yield page
+def long_enough(document: Document, min_chars: int) -> Document | str:
+    """The document, or the reason why it is dropped."""
+    return document if len(document.text) >= min_chars else "too short"
 
 
 def write_jsonl(rows: Iterable[dict[str, object]], path: Path) -> int:
@@ -91,17 +49,3 @@ def write_jsonl(rows: Iterable[dict[str, object]], path: Path) -> int:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1
     return count
-
-
-def read_documents(folder: Path, flag: str) -> Iterator[Document]:
-    """The documents of a folder made by `python -m data_prep text`.
-
-    Raises: RequestError for a folder that is none; WorkError for damage.
-    """
-    manifest.verify(folder, "documents", flag)
-    with (folder / NAME).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield Document(**json.loads(line))
-            except (ValueError, TypeError) as error:
-                raise WorkError(f"{folder / NAME}, line {number}, is no document ({error}); make it anew") from None

@@ -1,9 +1,9 @@
 """The base checkpoint's own tokenizer, so that continual pre-training keeps every token id."""
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -20,9 +20,11 @@ class Special(NamedTuple):
     mask: int
 
 
-class Encoder:
-    """Text -> token ids without special tokens.
+class Vocabulary:
+    """A tokenizer that rows can be made with, and what is known of it.
 
+    vocab_sha256: of the table token -> id; equal ones read each other's rows. encoder_sha256: of everything that
+    decides the ids of a text (normalisation, splitting, merges), so of the rows' bytes.
     Raises: RequestError for a folder without a fast tokenizer, one that lacks a special token, or a `length` above
         what the tokenizer's model takes.
     """
@@ -37,20 +39,20 @@ class Encoder:
         if length > tokenizer.model_max_length:
             raise RequestError(f"length = {length}: {folder} takes at most {tokenizer.model_max_length}; set --length")
         self.special = Special(**ids)
-        self.sha256 = vocab_sha256(tokenizer)
-        self.vocab_size = max(tokenizer.get_vocab().values()) + 1
-        # The backend is copied because a saved tokenizer may carry truncation and padding, which would lose text.
-        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        # A "[MASK]" written in an article is text, not the mask token.
-        self._backend.encode_special_tokens = True
+        self.vocab_sha256 = vocab_sha256(tokenizer)
+        self.encoder_sha256 = hashlib.sha256(_bare(tokenizer).encode()).hexdigest()
+        self.size = max(tokenizer.get_vocab().values()) + 1
+        self._tokenizer = tokenizer
 
-    @property
-    def dtype(self) -> np.dtype:
-        """The narrowest unsigned type that holds every id."""
-        return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+    def save(self, folder: Path) -> Path:
+        """Write the tokenizer into `folder` as Hugging Face has it; returns its tokenizer.json."""
+        self._tokenizer.save_pretrained(folder)
+        return folder / "tokenizer.json"
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, whole and in order."""
-        return [item.ids for item in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+def _bare(tokenizer: PreTrainedTokenizerFast) -> str:
+    """The tokenizer as JSON without truncation and padding, which rows do not follow."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    return backend.to_str()

@@ -1,165 +1,97 @@
-"""Wikitext -> plain text. mwparserfromhell does the parsing; this file says what of the tree is prose.
+"""Wikitext -> plain text, in one pass over its brackets and one over its lines.
 
 Kept: paragraphs, list items, headings that have text below them, link texts, the templates of templates.py.
 Dropped: other templates, tables, references, pictures, categories, formulas, code, comments, closing sections.
+What is dropped inside a sentence leaves a mark, so that the brackets, commas and spaces around it can be closed up.
 """
 
+import html
 import re
 
-import mwparserfromhell
-from mwparserfromhell import nodes
+from data_prep import languages, templates, tidy
+from data_prep.brackets import HOLE, resolve
 
-from data_prep.templates import prose
-
-_DROPPED_TAG = re.compile(
-    "ref|references|table|math|chem|ce|gallery|timeline|score|imagemap|hiero|syntaxhighlight|source|pre|style|script|"
-    "templatestyles|noinclude|includeonly|mapframe|maplink|graph|categorytree|inputbox|hr"
+_SKIPPED_TAGS = (
+    "ref|references|math|chem|ce|gallery|timeline|score|imagemap|hiero|syntaxhighlight|source|pre|style|script|graph|"
+    "templatestyles|noinclude|includeonly|mapframe|maplink|categorytree|inputbox|table|section|indicator|templatedata"
 )
-_BLOCK_TAG = re.compile("p|div|blockquote|center|poem|li|dd|dt|ul|ol|dl")
-_CLOSING_SECTION = re.compile(
-    "see also|references|external links|further reading|notes|footnotes|citations|bibliography|sources|works cited|"
-    "notes and references|references and notes|footnotes and references|gallery|related pages|other websites",
-    re.IGNORECASE,
+# An opening tag ends the search for the closing one: unclosed ones would make it quadratic, and lose what follows.
+_SKIPPED = re.compile(
+    rf"<(?:!--.*?(?:-->|\Z)|(?P<tag>{_SKIPPED_TAGS})\b(?:[^<>]*/>|[^<>]*>(?:(?!<(?P=tag)\b).)*?</(?P=tag)\s*>)"
+    r"|(?P<nowiki>nowiki)\s*(?:/>|>(?P<literal>(?:(?!<nowiki\b).)*?)</nowiki\s*>))",
+    re.DOTALL | re.IGNORECASE,
 )
-_DISAMBIGUATION = re.compile(
-    r"\{\{\s*(?:disambig(?:uation)?(?:[ -](?:cleanup|page))?|disamb|dab|hndis|geodis|hospitaldis|mathdab|schooldis|"
-    r"surname-?dis|letter-number combination disambiguation|begriffsklärung|homonymie|desambiguación|desambiguação|"
-    r"disambigua|doorverwijspagina|dp)\s*(?:\||\}\})|__DISAMBIG__",
-    re.IGNORECASE,
+_BLOCKS = "p|div|blockquote|center|poem|li|dd|dt|ul|ol|dl|br|hr|table|tr|td|th|caption|h[1-6]"
+_INLINE = (
+    "b|i|u|s|em|strong|small|big|sub|sup|span|font|code|tt|kbd|var|samp|cite|abbr|q|ins|del|strike|bdi|bdo|dfn|mark|"
+    "time|data|ruby|rb|rt|rp|rtc|wbr|onlyinclude|includeonly|noinclude|nowiki|tbody|thead|a|img|section|link|meta"
 )
-_MEDIA_ENDING = re.compile(r"\.(?:jpe?g|png|svg|gif|tiff?|og[gvag]|webm|pdf|djvu|mp3|wav)\s*$", re.IGNORECASE)
-_INTERLANGUAGE = re.compile(r"^[a-z]{2,3}(?:-[a-z-]+)?$|^simple$")
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_REFERENCE = re.compile(r"<ref\b[^<>]*/>|<ref\b[^<>]*>(?:(?!<ref\b).)*?</ref\s*>", re.DOTALL | re.IGNORECASE)
-_HEADING = "\x00"
+_TAG = re.compile(rf"</?(?:(?P<block>{_BLOCKS})|{_INLINE}|{_SKIPPED_TAGS})\b[^<>]*>", re.IGNORECASE)
+_BROKEN_TAG = re.compile(rf"</?(?:{_BLOCKS}|{_INLINE}|{_SKIPPED_TAGS})\b[^<>\n]*(?=<|\n|\Z)", re.IGNORECASE)
+# Possessive, and no bracket but a whole one in the label: an unclosed one is given up at once.
+_EXTERNAL = re.compile(
+    r"\[(?:(?:https?:|ftp:|news:|irc:)?//|mailto:)[^\s\]\[<>\"]*+\s*+((?:[^\[\]\n]|\[[^\[\]\n]*\])*+)\]"
+)
+_ADDRESS = re.compile(r"\b(?:https?|ftp)://[^\s<>\"\])]+", re.IGNORECASE)
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z]\w{1,30});")
+# Direction marks, soft hyphens and the like show nothing; the joiners U+200C and U+200D do in several scripts.
+_INVISIBLE = re.compile(
+    "[\u200b\u200e\u200f\u2028\u2029\u2060\ufeff\u00ad\ufffd\x00\x02-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]"
+)
+_VARIANT = re.compile(r"-\{([^{}]*)\}-")
 
 
-def is_disambiguation(title: str, wikitext: str) -> bool:
-    return title.casefold().endswith("(disambiguation)") or bool(_DISAMBIGUATION.search(wikitext))
+def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:
+    """The prose of one page, paragraphs parted by an empty line. Any text has one: broken markup is closed up.
 
-
-def plain_text(wikitext: str, silent: frozenset[str]) -> str:
-    """The prose of one page, paragraphs parted by an empty line.
-
-    Args: silent holds the lower-case link prefixes that show no text (see dump.Page).
-    Raises: mwparserfromhell.parser.ParserError or RecursionError for markup that cannot be parsed.
+    Args: silent are the lower-case link prefixes that show no text (see dump.silent_names).
     """
-    # A third of a dump is references; without them the parser, which takes nearly all the time, has less to do.
-    wikitext = _REFERENCE.sub("", _COMMENT.sub("", wikitext.replace(_HEADING, "")))
-    # Quote runs ('' and ''') are cheaper and safer removed as text than parsed: unbalanced ones are common.
-    tree = mwparserfromhell.parse(wikitext, skip_style_tags=True)
-    return tidy(_Renderer(silent).code(tree))
+    text = _SKIPPED.sub(_skip, "\n" + wikitext.replace(HOLE, ""))
+    if "-{" in text:
+        text = _VARIANT.sub(_variant, text)
+    text = resolve(text, silent, templates.prose)
+    if "//" in text or "mailto:" in text:
+        text = _EXTERNAL.sub(_label, text)
+        text = _ADDRESS.sub(HOLE, text) if "://" in text else text
+    if "<" in text:
+        text = _BROKEN_TAG.sub("", _TAG.sub(_line_break, text))
+    if "&" in text:
+        text = _ENTITY.sub(_character, text)
+    if not text.isascii():
+        text = _INVISIBLE.sub("", text)
+    # Quotes go first: ''{{dropped}}'' would become a run of four.
+    text = tidy.close_holes("\n".join(tidy.unquoted(line) if "''" in line else line for line in text.split("\n")))
+    lines = tidy.prose_lines(text)
+    return tidy.without_signs("\n".join(lines).strip())
 
 
-class _Renderer:
-    def __init__(self, silent: frozenset[str]) -> None:
-        self.silent = silent
+def _skip(match: re.Match[str]) -> str:
+    if match["nowiki"]:
+        # Shown as it stands; what could be taken for markup later is made harmless.
+        return tidy.SIGNS.sub("", match["literal"] or "").translate(_LITERAL)
+    return HOLE
 
-    def code(self, tree: object) -> str:
-        return "".join(self.node(node) for node in getattr(tree, "nodes", ()))
 
-    def node(self, node: nodes.Node) -> str:
-        match node:
-            case nodes.Text():
-                return node.value
-            case nodes.Wikilink():
-                return self.link(node)
-            case nodes.Tag():
-                return self.tag(node)
-            case nodes.Template():
-                return prose(node, self.code)
-            case nodes.Heading():
-                return f"\n\n{_HEADING}{node.level}{self.code(node.title).strip()}\n\n"
-            case nodes.HTMLEntity():
-                return _entity(node)
-            case nodes.ExternalLink():
-                return self.code(node.title)
+_LITERAL = {ord(sign): f"&#{ord(sign)};" for sign in "[]{}|*#:;="}
+
+
+def _variant(match: re.Match[str]) -> str:
+    """-{zh-hans:A;zh-hant:B}- shows one script's form; -{H|...}- and the like only declare."""
+    flag, bar, body = match[1].rpartition("|")
+    if bar and flag.strip() not in ("", "R", "A", "zh-hans", "zh-hant", "zh-cn", "zh-tw"):
         return ""
-
-    def link(self, link: nodes.Wikilink) -> str:
-        target = str(link.title).strip()
-        prefix = target.partition(":")[0].strip().lower() if ":" in target else ""
-        if prefix in self.silent or _MEDIA_ENDING.search(target):
-            return ""
-        text = self.code(link.text).strip() if link.text is not None else ""
-        if text:
-            return self.code(link.text)
-        if _INTERLANGUAGE.match(prefix):
-            return ""
-        return self.code(link.title).lstrip(": ").partition("#")[0]
-
-    def tag(self, tag: nodes.Tag) -> str:
-        name = str(tag.tag).strip().lower()
-        if _DROPPED_TAG.fullmatch(name):
-            return ""
-        if name == "br":
-            return "\n"
-        inside = self.code(tag.contents)
-        return f"\n{inside}\n" if _BLOCK_TAG.fullmatch(name) and not tag.wiki_markup else inside
+    forms = [form.partition(":") for form in body.split(";") if ":" in form]
+    named = {name.strip(): shown.strip() for name, _, shown in forms if name.strip().startswith(("zh", "sr"))}
+    return next((named[name] for name in ("zh-hans", "zh-cn", "zh", *named) if name in named), body)
 
 
-def _entity(entity: nodes.HTMLEntity) -> str:
-    text = entity.normalize()
-    # Control characters and lone surrogates (&#xD800;) are no text and could not be written as UTF-8.
-    return text if text.isprintable() or text.isspace() else ""
+def _label(match: re.Match[str]) -> str:
+    return match[1] or HOLE
 
 
-_SUBSTITUTIONS = [
-    (re.compile(pattern, flags), replacement)
-    for pattern, flags, replacement in (
-        # What the parser leaves as text where the markup is broken.
-        (r"<(ref|math|gallery|table)\b[^<>]*(?:/>|>.*?</\1\s*>)", re.I | re.S, ""),
-        (
-            r"</?(?:ref|references|math|gallery|table|tr|td|th|small|span|div|br|nowiki|sup|sub|center)\b[^<>]*>",
-            re.I,
-            "",
-        ),
-        (r"<!--.*?(?:-->|\Z)", re.S, ""),
-        (r"^\s*(?:\{\||\|\}|\|-|\|\+|[|!]).*$", re.M, ""),
-        (r"\[\[(?:[^\[\]|\n]*\|)?|\]\]|\{\{|\}\}|\{\||\|\}", 0, ""),
-        (r"'{2,}", 0, ""),
-        (r"={3,}", 0, ""),
-        (r"__[A-Z_]+__", 0, ""),
-        (r"\bhttps?://\S+", 0, ""),
-        # List and indent signs at the start of a line.
-        (r"^[ \t]*[*#:;]+[ \t]*", re.M, ""),
-        # Spaces of every kind, and the holes that dropped templates leave.
-        (r"[^\S\n]+", 0, " "),
-        (r"[\u200b-\u200f\u2060\ufeff\u00ad]", 0, ""),
-        (r"\(\s*(?:[,;:\u2013-]\s*|(?:or|and)\s+(?=\)))+", 0, "("),
-        (r"(?:\s*[,;:])+\s*\)", 0, ")"),
-        (r"(?:^|(?<=\W)|\s)(?:\(\s*\)|\[\s*\])", re.M, ""),
-        (r"\( +", 0, "("),
-        (r" +\)", 0, ")"),
-        (r"(?<=\w) +(?=[,;.](?:\s|$))", re.M, ""),
-        (r" *\n *", 0, "\n"),
-        (r"^ ?[.,;:]+ +|^[^\w\n]+$", re.M, ""),
-    )
-]
+def _line_break(match: re.Match[str]) -> str:
+    return "\n" if match["block"] else ""
 
 
-def tidy(text: str) -> str:
-    """Remove leftovers of broken markup, close holes, normalise space, drop empty and closing sections."""
-    for pattern, replacement in _SUBSTITUTIONS:
-        text = pattern.sub(replacement, text)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(_without_bare_headings(text.split("\n")))).strip()
-
-
-def _without_bare_headings(lines: list[str]) -> list[str]:
-    """Lines with headings unmarked; closing sections and headings with no text of their own or below them removed."""
-    kept: list[str] = []
-    pending: list[tuple[int, str]] = []
-    closed_at = 0
-    for line in lines:
-        if line.startswith(_HEADING):
-            level, title = int(line[1:2]), line[2:].strip()
-            if closed_at and level > closed_at:
-                continue
-            closed_at = level if _CLOSING_SECTION.fullmatch(title) else 0
-            pending = [*(item for item in pending if item[0] < level), (level, title)]
-        elif not closed_at:
-            if line.strip():
-                kept += [part for _, title in pending for part in ("", title, "")]
-                pending = []
-            kept.append(line)
-    return kept
+def _character(match: re.Match[str]) -> str:
+    return html.unescape(match[0])

@@ -31,6 +31,11 @@ def prose(seed: int, words: int = 60) -> str:
     return " ".join(WORDS[(seed * 7 + index * (seed + 3)) % len(WORDS)] for index in range(words))
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder by its name."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
     """Forty articles, a redirect, a disambiguation page, a talk page and a page that is too short."""

@@ -1,0 +1,116 @@
+"""The nested brackets of wikitext, resolved in one pass: {{templates}}, [[links]], {| tables |}.
+
+A stack of open brackets makes the time linear for any input. A bracket that is never closed is no markup: its text
+stays where it is.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+# Stands for a dropped piece until the gap around it is closed; XML cannot hold it, so no dump does.
+HOLE = "\x01"
+_NOTHING = HOLE + " \t\n"
+_TOKEN = re.compile(r"(\{\{+|\}\}+|\[\[|\]\]|\n[ \t:*]*\{\|[^\n]*|\n[ \t]*\|\}(?!\}))")
+_MEDIA_ENDING = re.compile(r"\.(?:jpe?g|png|svg|gif|tiff?|og[gvag]|webm|pdf|djvu|mp3|wav)\s*$", re.IGNORECASE)
+_INTERLANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z-]+)?|simple)")
+_TEMPLATE, _LINK, _TABLE = "{[|"
+
+Prose = Callable[[str], str | None]
+
+
+def resolve(text: str, silent: frozenset[str], prose: Prose) -> str:
+    """`text` with every closed bracket replaced by what it shows, HOLE where that is nothing.
+
+    Args: silent as in wikitext.Site; prose gives the words of a template from what stands in its braces, or None.
+    """
+    return _Stack(silent, prose).resolve(_TOKEN.split(text))
+
+
+class _Stack:
+    def __init__(self, silent: frozenset[str], prose: Prose) -> None:
+        self.silent, self.prose = silent, prose
+        self.kinds: list[str] = []
+        self.bodies: list[list[str]] = [[]]
+        self.open: Counter[str] = Counter()
+
+    def resolve(self, pieces: list[str]) -> str:
+        """Args: pieces are text and bracket by turns, text first and last."""
+        bodies = self.bodies
+        for index in range(0, len(pieces) - 1, 2):
+            bodies[-1].append(pieces[index])
+            bracket = pieces[index + 1]
+            if bracket == "[[":
+                self.push(_LINK)
+            elif bracket == "]]":
+                self.close(_LINK)
+            elif bracket[0] == "{":
+                for _ in range(len(bracket) // 2):
+                    self.push(_TEMPLATE)
+            elif bracket[0] == "}":
+                for _ in range(len(bracket) // 2):
+                    self.close(_TEMPLATE)
+            elif bracket[-1] == "}" and bracket.lstrip() == "|}":
+                self.close(_TABLE)
+            else:
+                self.push(_TABLE)
+        bodies[-1].append(pieces[-1])
+        self.give_up(0)
+        return "".join(bodies[0])
+
+    def push(self, kind: str) -> None:
+        self.kinds.append(kind)
+        self.bodies.append([])
+        self.open[kind] += 1
+
+    def close(self, kind: str) -> None:
+        if not self.open[kind]:
+            return
+        depth = len(self.kinds) - 1
+        while self.kinds[depth] != kind:
+            depth -= 1
+        self.give_up(depth + 1)
+        body = "".join(self.bodies.pop())
+        self.kinds.pop()
+        self.open[kind] -= 1
+        self.bodies[-1].append(self.shown(kind, body))
+
+    def give_up(self, depth: int) -> None:
+        """The brackets from `depth` on are never closed: their text joins what stands before them."""
+        whole = self.bodies[depth]
+        for kind, body in zip(self.kinds[depth:], self.bodies[depth + 1 :], strict=True):
+            self.open[kind] -= 1
+            if kind == _LINK and body and self.is_silent(body[0]):
+                # A picture's file name and options are no prose; they end with the line.
+                rest = "".join(body).partition("\n")
+                body = [rest[1], rest[2]]
+            whole.extend(body)
+        del self.kinds[depth:], self.bodies[depth + 1 :]
+
+    def shown(self, kind: str, body: str) -> str:
+        if kind == _LINK:
+            return self.link(body)
+        if kind == _TABLE:
+            return f"\n{HOLE}"
+        shown = self.prose(body)
+        return HOLE if shown is None else shown
+
+    def link(self, body: str) -> str:
+        target, _, label = body.partition("|")
+        if ":" not in target:
+            if "\n\n" in body or _MEDIA_ENDING.search(target):
+                return body if "\n\n" in body else HOLE
+            return label if label.strip(_NOTHING) else target.partition("#")[0]
+        if self.is_silent(target) or _MEDIA_ENDING.search(target):
+            return HOLE
+        if "\n\n" in body:
+            return body
+        if "://" in target:
+            return body.partition(" ")[2]
+        if label.strip(_NOTHING):
+            return label
+        prefix = target.partition(":")[0].strip().lower()
+        return HOLE if _INTERLANGUAGE.fullmatch(prefix) else target.lstrip(": ").partition("#")[0]
+
+    def is_silent(self, target: str) -> bool:
+        return target.partition(":")[0].strip().lower() in self.silent if ":" in target else False

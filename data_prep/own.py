@@ -1,0 +1,121 @@
+"""A user's own text: .jsonl, .jsonl.zst, .txt and .parquet, read from a range of their bytes or row groups."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from asa.errors import WorkError
+from data_prep.dump import Span
+from data_prep.text import Document
+
+ENDINGS = (".jsonl", ".jsonl.zst", ".txt", ".parquet")
+
+
+def documents(span: Span) -> Iterator[Document]:
+    """The documents that begin in a range, in order. Raises WorkError for damage."""
+    read = next(read for ending, read in _READERS.items() if span.path.name.endswith(ending))
+    return read(span)
+
+
+def row_groups(path: Path, size: int) -> Iterator[tuple[int, int, int]]:
+    """The first and the end of each range of row groups of at least `size` bytes, with its bytes."""
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise WorkError(f"{path} is damaged: {error}; fetch it again") from None
+    first = weight = 0
+    for group in range(file.num_row_groups):
+        weight += file.metadata.row_group(group).total_byte_size
+        if weight >= size or group == file.num_row_groups - 1:
+            yield first, group + 1, weight
+            first, weight = group + 1, 0
+
+
+def document(row: Any, place: str) -> Document:
+    """A row as a document; `place` stands for an id it lacks, the id for a title it lacks."""
+    text = row.get("text") if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise WorkError(f"{place} has no text: each row must be an object with the key text, a string; mend the file")
+    name = str(row.get("id", place))
+    # A lone surrogate, which JSON can spell, is no text and could not be written.
+    return Document(name, str(row.get("title") or name), text.encode("utf-8", "ignore").decode().strip())
+
+
+def _jsonl(span: Span) -> Iterator[Document]:
+    for place, line in _lines(span):
+        if place >= span.stop:
+            return
+        if line.strip():
+            yield _parsed(line, f"{span.path.name}:{place}")
+
+
+def _parsed(line: bytes, place: str) -> Document:
+    try:
+        return document(json.loads(line), place)
+    except ValueError as error:
+        raise WorkError(f"{place} is no JSON ({error}); mend the file") from None
+
+
+def _zst(span: Span) -> Iterator[Document]:
+    import pyarrow as pa
+
+    try:
+        with pa.CompressedInputStream(pa.OSFile(str(span.path)), "zstd") as stream:
+            for number, line in enumerate(io.BufferedReader(stream)):
+                if line.strip():
+                    yield _parsed(line, f"{span.path.name}:line {number + 1}")
+    except OSError as error:
+        raise WorkError(f"{span.path} is truncated or damaged ({error}); fetch it again") from None
+
+
+def _txt(span: Span) -> Iterator[Document]:
+    """A document belongs where the empty line before it begins, the first one to the beginning of the file."""
+    begun, lines, fresh = 0, list[bytes](), span.start == 0
+    for place, line in _lines(span):
+        if line.strip():
+            if fresh and not lines:
+                begun = place
+            lines += [line] if fresh or lines else []
+            continue
+        if lines:
+            yield _paragraphs(lines, f"{span.path.name}:{begun}")
+        if place >= span.stop:
+            return
+        lines, fresh = [], True
+    if lines:
+        yield _paragraphs(lines, f"{span.path.name}:{begun}")
+
+
+def _paragraphs(lines: list[bytes], place: str) -> Document:
+    return Document(place, place, b"".join(lines).decode("utf-8", "replace").strip())
+
+
+def _lines(span: Span) -> Iterator[tuple[int, bytes]]:
+    """Every line that begins at or after the start of a range, to the end of the file, with its place."""
+    with span.path.open("rb") as file:
+        if span.start:
+            file.seek(span.start - 1)
+            file.readline()
+        place = file.tell()
+        for line in file:
+            yield place, line
+            place += len(line)
+
+
+def _parquet(span: Span) -> Iterator[Document]:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(span.path)
+    wanted = [name for name in ("id", "title", "text") if name in file.schema_arrow.names]
+    number = 0
+    for batch in file.iter_batches(256, list(range(span.start, span.stop)), wanted):
+        for row in batch.to_pylist():
+            yield document(row, f"{span.path.name}:{span.start}:{number}")
+            number += 1
+
+
+_READERS = {".jsonl": _jsonl, ".zst": _zst, ".txt": _txt, ".parquet": _parquet}

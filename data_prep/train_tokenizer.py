@@ -1,0 +1,105 @@
+"""The command `tokenizer`: documents -> a vocabulary of their own and, with `arch`, a fresh model to train with it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as hf_logging
+
+from asa import manifest
+from asa.config import to_dict
+from asa.errors import RequestError, WorkError
+from asa.hf import vocab_sha256
+from data_prep import stored, vocabularies
+from data_prep.config import TokenizerConfig
+from data_prep.leads import share_of
+
+KIND = "tokenizer"
+
+
+def train_tokenizer(config: TokenizerConfig) -> None:
+    """Write the tokenizer, the fresh model if one is asked for, and their manifest to OUT.
+
+    Raises: RequestError for a wrong request; WorkError where documents are damaged or give too few tokens.
+    """
+    shape = _shape(config.arch) if config.arch else None
+    for folder in config.documents:
+        manifest.read(folder, "documents", "--documents")
+    made_from = _made_from(config)
+    if _is_up_to_date(config, made_from):
+        return
+    tokenizer = _train(config, shape)
+    with manifest.staging(config.out) as partial:
+        tokenizer.save_pretrained(partial)
+        if shape:
+            _fresh_model(shape, tokenizer, config.seed).save_pretrained(partial)
+        facts = {"tokens": len(tokenizer), "tokenizer_sha256": vocab_sha256(tokenizer)}
+        manifest.write(partial, KIND, {**facts, **made_from})
+    model = f", a fresh {shape.model_type} model" if shape else ""
+    print(f"{config.kind} of {len(tokenizer):,} tokens{model}; written to {config.out}")
+
+
+def _made_from(config: TokenizerConfig) -> dict[str, Any]:
+    told_by_content = ("documents", "out", "overwrite", "arch")
+    settings = {key: value for key, value in to_dict(config).items() if key not in told_by_content}
+    files = [folder / manifest.NAME for folder in config.documents]
+    files += [config.arch / "config.json"] if config.arch else []
+    sources = [{"name": path.name, "sha256": manifest.file_sha256(path)} for path in files]
+    return {"settings": settings, "sources": sources}
+
+
+def _is_up_to_date(config: TokenizerConfig, made_from: dict[str, Any]) -> bool:
+    manifest.replaceable(config.out, KIND, "--out")
+    if not config.out.exists():
+        return False
+    facts = manifest.read(config.out, KIND, "--out")
+    if all(facts.get(key) == value for key, value in made_from.items()):
+        print(f"up to date: {config.out}")
+        return True
+    if not config.overwrite:
+        raise RequestError(
+            f"{config.out} was made from other inputs or settings; set --overwrite true or another --out"
+        )
+    return False
+
+
+def _train(config: TokenizerConfig, shape: PreTrainedConfig | None) -> PreTrainedTokenizerFast:
+    paths = stored.files(config.documents, "--documents")
+
+    def texts() -> Iterator[str]:
+        found = (document for path in paths for document in stored.read(path))
+        chosen = (document.text for document in found if share_of(KIND, document.title) < config.share)
+        return iter(tqdm(chosen, unit=" documents", delay=5, disable=None))
+
+    segments = min(2, getattr(shape, "type_vocab_size", None) or 1) if shape else 2
+    backend = vocabularies.train(config.kind, texts, config.vocab_size, config.lowercase, segments)
+    have = backend.get_vocab_size()
+    if have < config.vocab_size:
+        wanted = config.vocab_size
+        raise WorkError(f"the text gives {have:,} tokens, not {wanted:,}; give more --documents or set --vocab_size")
+    names = {f"{role}_token": token for role, token in vocabularies.SPECIAL[config.kind].items()}
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if segments > 1 else [])]
+    limit = {"model_max_length": _positions(shape, backend.token_to_id(names["pad_token"]))} if shape else {}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names, **limit)
+
+
+def _shape(arch: Path) -> PreTrainedConfig:
+    if not (arch / "config.json").is_file():
+        raise RequestError(f"{arch} has no config.json; give a folder with one by --arch")
+    return AutoConfig.from_pretrained(arch)
+
+
+def _positions(shape: PreTrainedConfig, pad: int | None) -> int:
+    """Tokens the model takes; RoBERTa and its kin leave the positions up to the id of padding unused."""
+    return shape.max_position_embeddings - (0 if "roberta" not in shape.model_type else 1 + (pad or 0))
+
+
+def _fresh_model(shape: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    shape.vocab_size, shape.pad_token_id = len(tokenizer), tokenizer.pad_token_id
+    shape.bos_token_id, shape.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
+    hf_logging.disable_progress_bar()  # of the file it will write, which takes no time
+    torch.manual_seed(seed)
+    return AutoModelForMaskedLM.from_config(shape)

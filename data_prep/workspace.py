@@ -1,0 +1,128 @@
+"""Where a folder is made: OUT.partial beside OUT, kept over kills, turned into OUT by one rename.
+
+out/                     becomes OUT when everything is done
+settings.json, lock      what it is made from; one run at a time
+marks/STAGE/             which parts are finished (parts.py)
+"""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from asa.errors import RequestError, WorkError
+from asa.manifest import NAME as MANIFEST
+from asa.manifest import fsync
+from data_prep import parts as parts_file
+from data_prep.parts import Facts, Part, Work
+
+_SETTINGS = "settings.json"
+_LOCK = "lock"
+
+
+class Workspace(NamedTuple):
+    """OUT.partial. What the caller puts into `out` becomes OUT; other folders in `root` vanish with it."""
+
+    root: Path
+
+    @property
+    def out(self) -> Path:
+        return self.root / "out"
+
+    def run(self, stage: str, work: Work, parts: Sequence[Part], into: Path, workers: int) -> list[Facts]:
+        """Do the parts of a stage that are not done yet (see parts.run); their files go to the folder `into`."""
+        return parts_file.run(stage, work, parts, into=into, marks=self.root / "marks" / stage, workers=workers)
+
+
+@contextmanager
+def workspace(out: Path, made_from: dict[str, Any], overwrite: bool) -> Iterator[Workspace]:
+    """The workspace of `out`, resumed where one of the same making is there; published when the block ends well.
+
+    After an error it stays, if any part is finished.
+    Args: made_from decides the output's bytes; overwrite discards a workspace made from anything else.
+    Raises: RequestError when another run holds it, or it was made from other inputs or settings;
+        WorkError for a full disk and the like.
+    """
+    root = _root(out)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"{root} cannot be made ({error.strerror}); set another --out") from None
+    with _locked(root, out):
+        _claim(root, _text(made_from), overwrite)
+        space = Workspace(root)
+        space.out.mkdir(exist_ok=True)
+        try:
+            yield space
+            _publish(root, out)
+        except BaseException as error:
+            # A stage's own workspace may lie inside: a finished part of any stage is worth keeping.
+            if root.exists() and not any(root.rglob("marks/*/*.json")) and not any(root.rglob(MANIFEST)):
+                shutil.rmtree(root)
+            if isinstance(error, OSError):
+                raise WorkError(f"{error}; mend it and run the same command again to go on") from None
+            raise
+
+
+def discard(out: Path, made_from: dict[str, Any]) -> None:
+    """Remove what a run killed just after publishing `out` has left beside it; work on anything else stays."""
+    root = _root(out)
+    if (root / _SETTINGS).is_file() and (root / _SETTINGS).read_text() == _text(made_from):
+        with _locked(root, out):
+            _remove(root)
+
+
+def _root(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
+def _text(made_from: dict[str, Any]) -> str:
+    return json.dumps(made_from, indent=1, sort_keys=True)
+
+
+@contextmanager
+def _locked(root: Path, out: Path) -> Iterator[None]:
+    with (root / _LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RequestError(f"another run is writing {out}; wait for it or set another --out") from None
+        yield
+
+
+def _claim(root: Path, text: str, overwrite: bool) -> None:
+    settings = root / _SETTINGS
+    if settings.is_file() and settings.read_text() == text:
+        return
+    if settings.is_file() and not overwrite:
+        advice = "go on with those, or discard it with --overwrite true"
+        raise RequestError(f"{root} is unfinished work from other inputs or settings; {advice}")
+    _clear(root)
+    parts_file.write_whole(settings, text)
+
+
+def _publish(root: Path, out: Path) -> None:
+    for path in (root / "out").rglob("*"):
+        fsync(path)
+    if out.exists():
+        out.rename(root / "old")
+    (root / "out").rename(out)
+    fsync(out.parent)
+    _remove(root)
+
+
+def _remove(root: Path) -> None:
+    # The settings go last: as long as they stand, a re-run knows what the rest is and removes it.
+    _clear(root)
+    shutil.rmtree(root)
+
+
+def _clear(root: Path) -> None:
+    for path in root.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in (_LOCK, _SETTINGS):
+            path.unlink()

@@ -1,0 +1,153 @@
+"""The commands text, merge and dedup, end to end."""
+
+import bz2
+import json
+from pathlib import Path
+
+import pytest
+
+from cli import main
+from data_prep import __main__ as commands
+from data_prep import sources
+from tests.data_prep.conftest import content, dump_xml, page_xml, prose
+
+COMMANDS = {"text": commands.text, "merge": commands.merge, "dedup": commands.dedup, "verify": commands.verify}
+
+
+def run(*argv: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(COMMANDS, "data_prep", [str(part) for part in argv])
+    return int(stop.value.code or 0)
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def facts(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())["facts"]
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_SMALLEST", 5_000)
+
+
+@pytest.fixture
+def plain(dump: Path) -> Path:
+    path = dump.with_name("plain.xml")
+    path.write_bytes(bz2.decompress(dump.read_bytes()))
+    return path
+
+
+def test_every_page_is_kept_or_counted(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("text", plain, "--out", tmp_path / "out") == 0
+    assert "documents kept: 40" in capsys.readouterr().out
+    found = rows(tmp_path / "out")
+    assert [row["title"] for row in found] == [f"Article {n}" for n in range(40)]
+    assert found[0]["text"].split("\n\n")[1] == "See"
+    dropped = {"redirect": 1, "disambiguation": 1, "not in the main namespace": 1, "too short": 1}
+    assert facts(tmp_path / "out")["documents"] == {"kept": 40, "dropped": dropped}
+    assert len(list((tmp_path / "out").glob("documents-*.jsonl"))) > 3
+    assert run("verify", tmp_path / "out") == 0
+
+
+def test_shards_merge_into_the_bytes_of_one_run(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("text", plain, "--out", tmp_path / "whole", "--workers", 2) == 0
+    shards = [tmp_path / f"s{index}" for index in range(3)]
+    for index, shard in enumerate(shards):
+        assert run("text", plain, "--out", shard, "--shard", f"{index}/3") == 0
+    assert run("merge", *reversed(shards), "--out", tmp_path / "out") == 0
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+    assert run("merge", *shards, "--out", tmp_path / "out") == 0
+    assert "up to date" in capsys.readouterr().out
+
+
+def test_parts_that_are_no_whole(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, c = (tmp_path / name for name in "abc")
+    assert run("text", plain, "--out", a, "--shard", "0/2") == 0
+    assert run("text", plain, "--out", b, "--shard", "1/2", "--min_chars", 50) == 0
+    assert run("text", plain, "--out", c, "--shard", "2/3") == 0
+    out = ("--out", tmp_path / "out")
+    for argv, said in (
+        ((a,), "shard 1/2 is missing"),
+        ((a, a), "shard 0/2 is given twice"),
+        ((a, b), "differs from"),
+        ((a, c), "all must be of 2"),
+        ((tmp_path,), "has no manifest.json"),
+    ):
+        assert run("merge", *argv, *out) == 2
+        assert said in one_line(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_part_is_not_merged(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("text", plain, "--out", tmp_path / "a") == 0
+    path = next((tmp_path / "a").glob("*.jsonl"))
+    damaged = path.read_bytes().replace(b"river", b"rover", 1)
+    path.write_bytes(damaged)
+    assert run("merge", tmp_path / "a", "--out", tmp_path / "out") == 1
+    assert path.name in one_line(capsys)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_damaged_dump_leaves_nothing(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain.write_bytes(plain.read_bytes()[:-30])
+    assert run("text", plain, "--out", tmp_path / "out") == 1
+    assert "truncated" in one_line(capsys)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_dump_without_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wiki.xml").write_text(dump_xml())
+    assert run("text", tmp_path / "wiki.xml", "--out", tmp_path / "out") == 1
+    assert "no pages" in one_line(capsys)
+
+
+def variant(number: int, changed: int) -> str:
+    """A text of 400 words that no other has; `changed` of them replaced."""
+    words = [f"w{number}x{index}" for index in range(400)]
+    return " ".join([*(f"new{index}" for index in range(changed)), *words[changed:]])
+
+
+@pytest.fixture
+def repeated(tmp_path: Path) -> Path:
+    """Twenty texts; of some an exact copy, a copy with a few other words, one with many other words."""
+    texts = [("first", n, 0) for n in range(20)] + [("exact", n, 0) for n in range(5)]
+    texts += [("near", n, 20) for n in range(5, 10)] + [("far", n, 200) for n in range(10, 15)]
+    pages = (page_xml(f"{kind} {n}", variant(n, changed), index) for index, (kind, n, changed) in enumerate(texts))
+    (tmp_path / "wiki.xml").write_text(dump_xml(*pages))
+    assert run("text", tmp_path / "wiki.xml", "--out", tmp_path / "text") == 0
+    return tmp_path / "text"
+
+
+@pytest.mark.parametrize(("near", "gone"), [(0.8, {"exact": 5, "near": 5}), (1, {"exact": 5})])
+def test_duplicates_go_and_the_first_stays(repeated: Path, tmp_path: Path, near: float, gone: dict[str, int]) -> None:
+    assert run("dedup", repeated, "--out", tmp_path / "out", "--near", near) == 0
+    kinds = [row["title"].split()[0] for row in rows(tmp_path / "out")]
+    assert kinds == ["first"] * 20 + (["near"] * 5 if near == 1 else []) + ["far"] * 5
+    expected = {f"{kind} duplicate": count for kind, count in gone.items()}
+    assert facts(tmp_path / "out")["documents"] == {"kept": len(kinds), "dropped": expected}
+
+
+def test_dedup_is_the_same_for_any_number_of_workers(repeated: Path, tmp_path: Path) -> None:
+    assert run("dedup", repeated, "--out", tmp_path / "one") == 0
+    assert run("dedup", repeated, "--out", tmp_path / "two", "--workers", 2) == 0
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_several_folders_in_the_order_given(repeated: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text(f"{variant(3, 0)}\n\n{prose(1, 90)}\n")
+    assert run("text", tmp_path / "more.txt", "--out", tmp_path / "more") == 0
+    assert run("dedup", tmp_path / "more", repeated, "--out", tmp_path / "out") == 0
+    found = rows(tmp_path / "out")
+    assert [row["id"].partition(":")[0] for row in found[:2]] == ["more.txt", "more.txt"]
+    assert "first 3" not in {row["title"] for row in found}
+    assert run("dedup", tmp_path / "nowhere", "--out", tmp_path / "x") == 2

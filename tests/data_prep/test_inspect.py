@@ -1,0 +1,59 @@
+"""What `inspect` shows and writes."""
+
+import json
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.data_prep.test_commands import one_line, run
+
+Argv = Callable[..., list[str]]
+
+
+class Page(HTMLParser):
+    """The text of a page, and its pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.pictures = 0
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.pictures += tag == "svg"
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(" ".join(data.split()))
+
+
+def test_rows_counts_and_lengths(build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("build", *build_argv()) == 0
+    facts = json.loads((tmp_path / "out/shards/manifest.json").read_text())["facts"]
+    capsys.readouterr()
+    page = tmp_path / "pages" / "rows.html"
+    assert run("inspect", tmp_path / "out", "--rows", 3, "--page", page) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("[CLS]") == 6, "three rows of each split"
+    for count in (*facts["rows"].values(), *facts["documents"]["dropped"].values(), facts["documents"]["kept"]):
+        assert f"{count:,}" in shown
+    written = Page()
+    written.feed(page.read_text())
+    assert written.pictures == 1
+    assert sum(text.startswith("[CLS]") for text in written.texts) == 6
+    assert "dropped, redirect" in written.texts
+    before = page.read_bytes()
+    assert run("inspect", tmp_path / "out/shards", "--rows", 3, "--page", page) == 0
+    assert page.read_bytes() == before
+
+
+def test_a_split_without_rows(build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("build", *build_argv(heldout=0)) == 0
+    assert run("inspect", tmp_path / "out") == 0
+    assert "rows, heldout: 0" in capsys.readouterr().out
+
+
+def test_nothing_to_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("inspect", tmp_path / "none") == 2
+    assert "none" in one_line(capsys)
+    assert run("inspect") == 2

@@ -1,0 +1,269 @@
+"""The runner that survives kills: workspace and parts, in this process and as real processes."""
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asa import manifest
+from asa.errors import RequestError, WorkError
+from data_prep.parts import Part
+from data_prep.workspace import Workspace, discard, workspace
+from tests.data_prep.conftest import content, dump_xml, page_xml, prose
+
+MADE_FROM = {"settings": 1}
+
+
+def write(task: int, folder: Path) -> dict[str, int]:
+    (folder / f"{task}.txt").write_text(f"part {task}")
+    return {"task": task}
+
+
+def write_unless_even(task: int, folder: Path) -> dict[str, int]:
+    write(task, folder)
+    if task % 2 == 0:
+        raise WorkError(f"no {task}")
+    return {"task": task}
+
+
+def die(task: int, folder: Path) -> dict[str, int]:
+    os._exit(task + 3)
+
+
+def parts(count: int) -> list[Part]:
+    return [Part(f"{number:03d}", 10, number) for number in range(count)]
+
+
+def finish(space: Workspace, work: object = write, workers: int = 1, count: int = 4) -> list[dict[str, int]]:
+    facts = space.run("stage", work, parts(count), space.out, workers)  # type: ignore[arg-type]
+    manifest.write(space.out, "documents", {})
+    return facts
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_facts_come_in_order_and_out_appears_whole(tmp_path: Path, workers: int) -> None:
+    with workspace(tmp_path / "out", MADE_FROM, overwrite=False) as space:
+        assert [fact["task"] for fact in finish(space, workers=workers)] == [0, 1, 2, 3]
+        assert not (tmp_path / "out").exists()
+    assert set(content(tmp_path / "out")) == {"manifest.json", *(f"{n}.txt" for n in range(4))}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_re_run_does_only_what_is_missing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(WorkError, match="no 2"), workspace(out, MADE_FROM, overwrite=False) as space:
+        space.run("stage", write_unless_even, parts(4)[1:], space.out, 1)
+    done = tmp_path / "out.partial" / "out" / "1.txt"
+    assert done.read_text() == "part 1"
+    before = done.stat().st_mtime_ns
+    with workspace(out, MADE_FROM, overwrite=False) as space:
+        finish(space)
+        assert done.stat().st_mtime_ns == before
+    assert len(content(out)) == 5
+
+
+def test_a_part_whose_file_was_cut_is_done_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(WorkError), workspace(out, MADE_FROM, overwrite=False) as space:
+        space.run("stage", write_unless_even, parts(3)[1:], space.out, 1)
+    (tmp_path / "out.partial" / "out" / "1.txt").write_text("p")
+    with workspace(out, MADE_FROM, overwrite=False) as space:
+        finish(space)
+    assert (out / "1.txt").read_text() == "part 1"
+
+
+def test_nothing_stays_where_nothing_was_finished(tmp_path: Path) -> None:
+    with pytest.raises(WorkError), workspace(tmp_path / "out", MADE_FROM, overwrite=False) as space:
+        finish(space, write_unless_even)
+    assert not list(tmp_path.iterdir())
+
+
+def test_work_from_other_settings_is_kept_until_discarded(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(WorkError), workspace(out, MADE_FROM, overwrite=False) as space:
+        space.run("stage", write_unless_even, parts(3)[1:], space.out, 1)
+    with (
+        pytest.raises(RequestError, match=r"out\.partial is unfinished work.*--overwrite true"),
+        workspace(out, {"settings": 2}, overwrite=False),
+    ):
+        pass
+    discard(out, {"settings": 2})
+    assert (tmp_path / "out.partial" / "out" / "1.txt").exists()
+    with workspace(out, {"settings": 2}, overwrite=True) as space:
+        assert not list(space.out.iterdir())
+        finish(space)
+    assert len(content(out)) == 5
+
+
+def test_what_a_kill_after_publishing_leaves_is_discarded(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with workspace(out, MADE_FROM, overwrite=False) as space:
+        finish(space)
+        shutil.copytree(space.root, tmp_path / "copy")
+    shutil.move(tmp_path / "copy", tmp_path / "out.partial")
+    discard(out, MADE_FROM)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_only_one_run_at_a_time(tmp_path: Path) -> None:
+    with workspace(tmp_path / "out", MADE_FROM, overwrite=False) as space:
+        with pytest.raises(RequestError, match="another run"), workspace(tmp_path / "out", MADE_FROM, overwrite=False):
+            pass
+        finish(space)
+
+
+def test_a_dead_worker_is_one_line_not_a_hang(tmp_path: Path) -> None:
+    with (
+        pytest.raises(WorkError, match=r"0 of 4 parts of stage finished.*--workers below 2"),
+        workspace(tmp_path / "out", MADE_FROM, overwrite=False) as space,
+    ):
+        finish(space, die, workers=2)
+    assert not multiprocessing.active_children()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="--out"), workspace(tmp_path / "file" / "out", MADE_FROM, overwrite=False):
+        pass
+
+
+# As real processes, on a dump of a dozen parts.
+
+
+@pytest.fixture(scope="module")
+def big_dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("big") / "wiki.xml"
+    pages = (page_xml(f"P{n}", f"'''{n}''' {{{{x}}}} [[a|{prose(n, 2_000)}]]", n) for n in range(1_200))
+    path.write_text(dump_xml(*pages))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(big_dump: Path) -> dict[str, bytes]:
+    out = big_dump.parent / "expected"
+    assert subprocess.run(command(big_dump, out, workers=1), capture_output=True).returncode == 0
+    files = content(out)
+    assert len(files) > 10
+    return files
+
+
+def command(dump: Path, out: Path, workers: int = 2) -> list[str]:
+    words = ["-m", "data_prep", "text", dump, "--out", out, "--workers", workers]
+    return [sys.executable, *map(str, words)]
+
+
+def start(dump: Path, out: Path, workers: int = 2) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(dump, out, workers), start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def finished_parts(out: Path) -> int:
+    return len(list(out.with_name(out.name + ".partial").glob("marks/*/*.json")))
+
+
+def wait_for_parts(out: Path, process: subprocess.Popen[str], count: int) -> None:
+    while finished_parts(out) < count and process.poll() is None:
+        time.sleep(0.01)
+
+
+def group_is_gone(group: int) -> bool:
+    for _ in range(200):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def kill_again_and_again(dump: Path, out: Path, times: int, expected: dict[str, bytes]) -> None:
+    """Kill the parent alone with SIGKILL at random points of a run, then finish with another number of workers."""
+    chance, killed = random.Random(times), 0
+    for _ in range(times):
+        process = start(dump, out)
+        wait_for_parts(out, process, finished_parts(out) + chance.randint(0, 1))
+        time.sleep(chance.uniform(0, 0.3))
+        process.kill()
+        killed += process.wait() == -signal.SIGKILL
+        assert group_is_gone(process.pid), "workers outlived their parent"
+        if out.exists():
+            assert content(out) == expected
+            shutil.rmtree(out)
+    assert killed
+    last = subprocess.run(command(dump, out, workers=3), capture_output=True, text=True)
+    assert last.returncode == 0, last.stderr
+    assert content(out) == expected
+    assert not out.with_name(out.name + ".partial").exists()
+
+
+def test_sigkill_twice_and_the_same_bytes(big_dump: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    kill_again_and_again(big_dump, tmp_path / "out", 2, expected)
+
+
+@pytest.mark.reliability
+def test_sigkill_at_twenty_points_and_the_same_bytes(
+    big_dump: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    kill_again_and_again(big_dump, tmp_path / "out", 20, expected)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_is_one_line_and_resumable(
+    number: signal.Signals, big_dump: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    out = tmp_path / "out"
+    process = start(big_dump, out)
+    wait_for_parts(out, process, 1)
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1, said
+    (line,) = said.strip().splitlines()
+    assert "interrupted with" in line
+    assert "run the same command again" in line
+    assert group_is_gone(process.pid)
+    kept = finished_parts(out)
+    assert kept >= 1
+    assert subprocess.run(command(big_dump, out), capture_output=True).returncode == 0
+    assert content(out) == expected
+
+
+def test_a_full_disk_is_one_line_and_resumable(big_dump: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    out = tmp_path / "out"
+    most = sorted(len(data) for name, data in expected.items() if name != manifest.NAME)[3]
+    limited = subprocess.run(
+        command(big_dump, out),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+    )
+    assert limited.returncode == 1
+    (line,) = limited.stderr.strip().splitlines()
+    assert "File too large" in line
+    assert "run the same command again" in line
+    assert not out.exists()
+    assert subprocess.run(command(big_dump, out), capture_output=True).returncode == 0
+    assert content(out) == expected
+
+
+def test_a_finished_folder_says_so_and_other_settings_are_refused(big_dump: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(big_dump, out)
+    wait_for_parts(out, process, 1)
+    process.kill()
+    process.wait()
+    assert group_is_gone(process.pid)
+    other = subprocess.run([*command(big_dump, out), "--min_chars", "50"], capture_output=True, text=True)
+    assert other.returncode == 2
+    assert "--overwrite true" in other.stderr
+    made = json.loads((tmp_path / "out.partial" / "settings.json").read_text())
+    assert made["shard"] == "0/1"

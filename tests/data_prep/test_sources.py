@@ -1,0 +1,158 @@
+"""Every form of input, cut into parts and read."""
+
+import bz2
+import itertools
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asa.errors import RequestError, WorkError
+from data_prep import hub, sources
+from data_prep.sources import Task
+from data_prep.text import Document
+from tests.data_prep.conftest import dump_xml, page_xml, prose
+
+ROWS = [{"id": str(n), "title": f"T{n}", "text": prose(n)} for n in range(50)]
+DOCUMENTS = [Document(**row) for row in ROWS]
+
+
+def read(*inputs: object, min_chars: int = 40) -> list[Document]:
+    found = sources.find([Path(str(item)) for item in inputs], "INPUT")
+    tasks = [part.task[1] for part in sources.parts(found)]
+    return [document for task in tasks for document in sources.documents(task, Counter(), min_chars)]
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_SMALLEST", 700)
+
+
+def jsonl(rows: list[dict[str, str]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_jsonl_plain_packed_and_parquet_give_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(jsonl(ROWS))
+    with pa.CompressedOutputStream(str(tmp_path / "a.jsonl.zst"), "zstd") as stream:
+        stream.write(jsonl(ROWS).encode())
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet", row_group_size=7)
+    for name in ("a.jsonl", "a.jsonl.zst", "a.parquet"):
+        assert read(tmp_path / name) == DOCUMENTS, name
+    assert len(sources.parts([str(tmp_path / "a.jsonl")])) > 10
+    assert len(sources.parts([str(tmp_path / "a.parquet")])) == 8
+
+
+def test_text_without_id_and_title_is_named_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"text": "two \\ud800", "id": 7}\n')
+    assert read(tmp_path / "a.jsonl", min_chars=1) == [
+        Document("a.jsonl:0", "a.jsonl:0", "one"),
+        Document("7", "7", "two"),
+    ]
+
+
+LINES = st.lists(st.sampled_from(["word", "a b", "", " ", "end."]), max_size=30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(lines=LINES, cuts=st.lists(st.integers(0, 100), max_size=5))
+def test_text_files_are_cut_at_empty_lines(
+    lines: list[str], cuts: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "a.txt"
+    content = "\n".join(lines)
+    path.write_text(content)
+    size = len(content)
+    edges = [0, *sorted(min(cut, size) for cut in cuts), size]
+    tasks = [Task(str(path), start, stop) for start, stop in itertools.pairwise(edges) if start < stop]
+    found = [document.text for task in tasks for document in sources.documents(task, Counter(), 1)]
+    blocks = "\n".join(line if line.strip() else "" for line in lines).split("\n\n")
+    assert found == [block.strip() for block in blocks if block.strip()]
+
+
+def test_globs_and_an_index_beside_the_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("x-multistream2.xml-p4p6.bz2", "x-multistream1.xml-p1p3.bz2"):
+        (tmp_path / name).write_bytes(bz2.compress(dump_xml(page_xml(name, prose(1))).encode()))
+    (tmp_path / "x-multistream-index.txt.bz2").write_bytes(bz2.compress(b"600:1:A\n"))
+    monkeypatch.chdir(tmp_path)
+    assert [document.title[:14] for document in read("x-*.bz2")] == ["x-multistream1", "x-multistream2"]
+    with pytest.raises(RequestError, match="index alone"):
+        read("x-*index*")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (["none.xml"], "no file none.xml"),
+        (["*.nothing"], "no file matches"),
+        (["a.csv"], "must end in one of"),
+        (["a.jsonl.bz2"], "must end in one of"),
+        (["a.txt", "a.txt"], "given twice"),
+        (["a.txt", "*.txt"], "given twice"),
+        (["hub:"], "hub:NAME"),
+        (["hub:a:b:c:d"], "hub:NAME"),
+    ],
+)
+def test_wrong_requests(inputs: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.csv", "a.txt", "a.jsonl.bz2"):
+        (tmp_path / name).write_text("text")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match=re.escape(said)):
+        read(*inputs)
+
+
+@pytest.mark.parametrize("line", ["no json", '["text"]', '{"txt": "x"}', '{"text": 5}'])
+def test_a_row_that_is_no_document(line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
+    with pytest.raises(WorkError, match=r"a\.jsonl:17 .*mend the file"):
+        read(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.parquet"])
+def test_damaged_files(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"no such thing")
+    with pytest.raises(WorkError, match="damaged"):
+        read(tmp_path / name)
+
+
+def test_a_truncated_packed_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    with pa.CompressedOutputStream(str(path), "zstd") as stream:
+        stream.write(jsonl(ROWS).encode())
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(WorkError, match="truncated or damaged"):
+        read(path)
+
+
+@pytest.fixture
+def data_set(tmp_path: Path) -> str:
+    """A local data set, which `datasets` streams as it does one of the hub."""
+    for number in range(5):
+        pq.write_table(pa.Table.from_pylist(ROWS[10 * number : 10 * number + 10]), tmp_path / f"train-{number}.parquet")
+    return f"hub:{tmp_path}"
+
+
+def test_a_data_set_is_streamed_a_file_at_a_time(data_set: str) -> None:
+    assert hub.files(data_set) == 5
+    assert read(data_set) == DOCUMENTS
+    assert len(hub.identity(data_set)["sha256"].split()) == 5
+
+
+def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(WorkError, match=r"cannot be read .*check the name and the network") as raised:
+        read("hub:nobody/nothing")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_data_set_without_text(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([{"label": 1}]), tmp_path / "train.parquet")
+    with pytest.raises(WorkError, match="has the columns label, but no text"):
+        read(f"hub:{tmp_path}")

@@ -1,0 +1,177 @@
+"""The checkpoint's own tokenizer, encoding word by word, and vocabularies trained on documents."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, RobertaConfig
+
+from asa.errors import RequestError, WorkError
+from data_prep import __main__ as commands
+from data_prep.config import TokenizerConfig
+from data_prep.encode import Encoder
+from data_prep.tokenizer import Vocabulary
+from data_prep.train_tokenizer import train_tokenizer
+from tests.data_prep.conftest import dump_xml, page_xml, prose, save_tokenizer
+
+Argv = list[str]
+
+
+@pytest.fixture(scope="session")
+def encoder(model: Path) -> Encoder:
+    return Encoder(model / "tokenizer.json")
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished folder of sixty documents of made-up words, some with rare letters."""
+    folder = tmp_path_factory.mktemp("text")
+    parts = [first + second for first in "bdfgklmnprstvz" for second in "aeiouäé"]
+    draw = np.random.default_rng(0)
+    texts = [" ".join("".join(draw.choice(parts, draw.integers(1, 4))) for _ in range(80)) for _ in range(60)]
+    pages = [page_xml(f"Article {n}", f"{prose(n)} {text}", n) for n, text in enumerate(texts)]
+    (folder / "wiki.xml").write_text(dump_xml(*pages))
+    command = [sys.executable, "-m", "data_prep", "text", str(folder / "wiki.xml"), "--out", str(folder / "documents")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder / "documents"
+
+
+def test_special_tokens_written_in_a_text_stay_text(encoder: Encoder, model: Path) -> None:
+    ids = encoder.encode("the [MASK] river [SEP]")
+    assert not set(ids.tolist()) & set(Vocabulary(model, 16).special)
+
+
+def test_the_tokenizers_own_truncation_is_off(encoder: Encoder) -> None:
+    assert len(encoder.encode("river " * 50)) == 50
+
+
+def test_the_width_of_ids_follows_the_vocabulary(tmp_path: Path, encoder: Encoder) -> None:
+    assert encoder.encode("the").dtype == np.uint16
+    folder = save_tokenizer(tmp_path, extra_words=66_000)
+    assert Encoder(folder / "tokenizer.json").encode("extra65999").dtype == np.uint32
+
+
+def as_bert_has_it(folder: Path) -> tuple[Tokenizer, Path]:
+    """The tests' tokenizer with BERT's full normalizer, and the file it is in."""
+    tokenizer = Tokenizer.from_file(str(save_tokenizer(folder) / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.encode_special_tokens = True
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer, folder / "tokenizer.json"
+
+
+def test_word_by_word_gives_the_ids_of_the_whole(tmp_path: Path) -> None:
+    """Also with accents, Chinese, control characters, spaces of every kind and special tokens in the text."""
+    whole, path = as_bert_has_it(tmp_path)
+    by_word = Encoder(path)
+    assert by_word._chunks is not None
+    pieces = st.sampled_from(
+        [
+            "river",
+            "Thé",
+            "\u0301",
+            "\u6cb3\u5ddd",
+            "\x00",
+            "\x1c",
+            "\u00a0",
+            "\n\n",
+            "\t",
+            "[MASK]",
+            "(a,b).",
+            "\u00ab-\u00bb",
+        ]
+    )
+
+    @given(st.lists(st.one_of(pieces, st.just(" "), st.text(max_size=4)), max_size=30).map("".join))
+    def law(text: str) -> None:
+        assert by_word.encode(text).tolist() == whole.encode(text, add_special_tokens=False).ids
+
+    law()
+
+
+def test_tokenizers_that_look_across_spaces_are_asked_for_the_whole(tmp_path: Path) -> None:
+    tokenizer, path = as_bert_has_it(tmp_path)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.save(str(path))
+    assert Encoder(path)._chunks is None
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_tokens(["new york"])
+    tokenizer.save(str(path))
+    assert Encoder(path)._chunks is None
+    assert len(Encoder(path).encode("new york")) == 1
+
+
+def test_rows_longer_than_the_model_takes(model: Path) -> None:
+    with pytest.raises(RequestError, match=r"length = 1024.*512.*--length"):
+        Vocabulary(model, 1024)
+
+
+def test_the_encoders_hash_sees_what_the_vocabularys_does_not(model: Path, tmp_path: Path) -> None:
+    _, path = as_bert_has_it(tmp_path)
+    mine, other = Vocabulary(model, 16), Vocabulary(path.parent, 16)
+    assert mine.vocab_sha256 == other.vocab_sha256
+    assert mine.encoder_sha256 != other.encoder_sha256
+
+
+def train(argv: Argv, threads: int) -> None:
+    command = [sys.executable, "-m", "data_prep", "tokenizer", *argv]
+    subprocess.run(command, check=True, env=os.environ | {"RAYON_NUM_THREADS": str(threads)}, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("wordpiece", BertConfig), ("bpe", RobertaConfig)])
+def test_a_trained_vocabulary_and_its_model(kind: str, shape: type, documents: Path, tmp_path: Path) -> None:
+    """Twice, in two processes and with other numbers of threads: the same bytes, good for rows and a model."""
+    arch = tmp_path / "arch"
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    types = 2 if kind == "wordpiece" else 1
+    shape(**sizes, max_position_embeddings=66, type_vocab_size=types).save_pretrained(arch)
+    flags = ["--kind", kind, "--vocab_size", "310", "--arch", str(arch)]
+    train([str(documents), "--out", str(tmp_path / "out1"), *flags], threads=1)
+    commands.tokenizer([str(documents), "--out", str(tmp_path / "out2"), *flags])
+    first, second = ({p.name: p.read_bytes() for p in (tmp_path / f"out{n}").iterdir()} for n in (1, 2))
+    assert first == second
+    assert not any(str(tmp_path).encode() in content for content in first.values())
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out1")
+    assert len(tokenizer) == 310
+    assert tokenizer.model_max_length == (66 if kind == "wordpiece" else 64)
+    Vocabulary(tmp_path / "out1", 64)
+    batch = tokenizer(
+        ["the river", "old"], ["a science", "new"], padding="max_length", max_length=64, return_tensors="pt"
+    )
+    logits = AutoModelForMaskedLM.from_pretrained(tmp_path / "out1")(**batch).logits
+    assert logits.shape == (2, 64, 310)
+    assert tokenizer.unk_token_id not in batch["input_ids"]
+    decoded = tokenizer.decode(tokenizer("the river science").input_ids, skip_special_tokens=True)
+    assert decoded == "the river science"
+
+
+def test_a_trained_vocabulary_is_reused_refused_and_replaced(
+    documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = TokenizerConfig(documents=[documents], out=tmp_path / "out", vocab_size=300, lowercase=True)
+    train_tokenizer(config)
+    train_tokenizer(config)
+    assert "up to date" in capsys.readouterr().out
+    other = {"documents": [documents], "out": tmp_path / "out", "vocab_size": 305}
+    with pytest.raises(RequestError, match="--overwrite true"):
+        train_tokenizer(TokenizerConfig(**other))
+    train_tokenizer(TokenizerConfig(**other, overwrite=True))
+    assert len(json.loads((tmp_path / "out/tokenizer.json").read_text())["model"]["vocab"]) == 305
+
+
+def test_what_cannot_be_trained(documents: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=r"the text gives [\d,]+ tokens, not 20,000"):
+        train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", vocab_size=20_000))
+    with pytest.raises(RequestError, match="--arch"):
+        train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", arch=tmp_path))
+    with pytest.raises(RequestError, match="--documents"):
+        train_tokenizer(TokenizerConfig(documents=[tmp_path], out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
