@@ -7,7 +7,7 @@ are already divided by the totals of the whole step.
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -219,7 +219,7 @@ class DeepSpeedEngine(_Passes):
         self._engine.step()
         if self.partitioned:
             # It clears a parameter's sum by overwriting it in the first backward, which may not reach the parameter.
-            self._optimizer.grad_partitions_flat_buffer.zero_()
+            cast(Any, self._optimizer).grad_partitions_flat_buffer.zero_()
         applied = self._engine.was_step_applied()
         self.applied += int(applied)
         norm = self._engine.get_global_grad_norm() if self._norm is None else self._norm

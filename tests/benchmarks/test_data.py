@@ -25,7 +25,7 @@ def test_the_reader_on_a_few_rows(tmp_path: Path) -> None:
 def request_(tmp_path: Path) -> TokenizeConfig:
     folder = tmp_path / "text"
     folder.mkdir()
-    rows = ({"id": str(n), "title": f"T{n}", "text": prose(n, 90)} for n in range(60))
+    rows: list[dict[str, object]] = [{"id": str(n), "title": f"T{n}", "text": prose(n, 90)} for n in range(60)]
     write_jsonl(rows, folder / "documents-000000.jsonl")
     manifest.write(folder, "documents", {"documents": {"kept": 60, "dropped": {}}})
     return TokenizeConfig(documents=[folder], model=save_tokenizer(tmp_path / "model"), length=32, copies=2, parts=3)
