@@ -1,55 +1,30 @@
 """Compare our methods with what the released programs computed: `python -m tests.check_golden DIR`.
 
-Prints one line per golden file: name, largest relative error, ok or FAIL. Exit code 1 on any FAIL, 2 where no file
-could be checked.
+Prints one line per golden file: name, largest relative error, ok or FAIL. SMART's single ascents, of whose gradient
+fp32 leaves two digits, are held to a bound of their own and named where one fails. Exit code 1 on any FAIL, 2 where no
+file could be checked.
 """
 
-import json
 import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
-from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForMultipleChoice,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-)
 
 from asa.adversary import ASAConfig
-from asa.batch import IGNORE, Batch, Kind
-from asa.engine import PlainEngine, load_parameters
+from asa.batch import Batch, Kind
+from asa.engine import PlainEngine
 from asa.losses import divergence, kept_units, task_loss
 from asa.methods import At
 from asa.methods.asa import ASA, Map, attack
-from asa.model import TaskModel
 from asa.optim import OptimConfig
 from asa.signal import Perturb
+from tests.golden_embed import check_freelb, check_smart
+from tests.golden_files import Golden, batch_of, build, error, gradient_errors, load_weights, read
 
 TOLERANCE = 1e-5
-Golden = dict[str, Tensor]
-
-
-def read(path: Path) -> tuple[Golden, dict[str, str]]:
-    with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-
-
-def error(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference relative to the largest expected value."""
-    return relative((ours.double() - theirs.double()).abs().max().item(), theirs.abs().max().item())
-
-
-def relative(difference: float, scale: float) -> float:
-    """`difference` / `scale`; 0 where both are zero. NaN on either side stays NaN, which passes no check."""
-    if difference == 0 and scale == 0:
-        return 0.0
-    return difference / scale if scale else difference * math.inf
+ASCENT = 0.1  # of what an ascent's gradient changes: two machines differ by 0.03, a wrong objective by 0.2 or more
 
 
 def kind_of(meta: dict[str, str]) -> Kind:
@@ -58,63 +33,18 @@ def kind_of(meta: dict[str, str]) -> Kind:
     return "choice" if meta["kind"] == "choice" else "token"
 
 
-def build(meta: dict[str, str], kind: Kind, asa: ASAConfig) -> TaskModel:
-    classes: dict[Kind, Any] = {
-        "classification": BertForSequenceClassification,
-        "regression": BertForSequenceClassification,
-        "choice": BertForMultipleChoice,
-        "token": BertForTokenClassification,
-    }
-    shape = json.loads(meta["config"]) | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    labels = 1 if kind == "choice" else int(meta["num_labels"])
-    return TaskModel(classes[kind](BertConfig(**shape | {"num_labels": labels})), kind, asa)
-
-
-def batch_of(golden: Golden, kind: Kind) -> Batch:
-    labels = golden["labels"]
-    inputs = {name: golden[name].long() for name in ("input_ids", "attention_mask", "token_type_ids")}
-    rows = inputs["input_ids"].flatten(0, -2).shape[0]
-    units = int((labels != IGNORE).sum()) if kind == "token" else labels.shape[0]
-    labels = labels if kind == "regression" else labels.long()
-    return Batch(kind=kind, inputs=inputs, labels=labels, total_rows=rows, total_labels=units)
-
-
-def our_name(name: str) -> str:
-    head, found, tail = name.partition("bert.encoder.adversary.")
-    return f"adversary.{tail}" if found and not head else f"model.{name}"
-
-
 def check_asa(golden: Golden, meta: dict[str, str]) -> dict[str, float]:
     """Keep maps, logits, losses and gradients of one asa_* file; errors by name."""
     kind = kind_of(meta)
     config = ASAConfig.released(tau=float(meta["tau"]))
     module = build(meta, kind, config)
-    weights = {our_name(k.removeprefix("param.")): v for k, v in golden.items() if k.startswith("param.")}
-    load_parameters(module, weights)
+    load_weights(module, golden)
     engine = PlainEngine(module, OptimConfig(), steps=1, device=torch.device("cpu"))
     batch = batch_of(golden, kind)
     errors = _forward_errors(engine, batch, golden, config)
     loss = ASA(config).backward(engine, batch, At(0, 0))["loss"]
     errors["loss"] = error(loss, golden["loss"])
-    errors |= gradient_errors(module, {our_name(k[5:]): v for k, v in golden.items() if k.startswith("grad.")})
-    return errors
-
-
-def gradient_errors(module: TaskModel, theirs: Golden) -> dict[str, float]:
-    """Per parameter, relative to the largest gradient of its layer's weight and bias.
-
-    Some biases (of attention keys: softmax sees no shift) have gradient zero but for rounding, and so no scale.
-    """
-    scales: dict[str, Tensor] = {}
-    for name, gradient in theirs.items():
-        layer = name.rpartition(".")[0]
-        scales[layer] = torch.maximum(scales.get(layer, gradient.new_zeros(())), gradient.abs().max())
-    errors = {}
-    for name, p in module.named_parameters():
-        ours = torch.zeros_like(p) if p.grad is None else p.grad
-        difference, scale = (ours - theirs[name]).abs().max(), scales[name.rpartition(".")[0]]
-        errors[f"grad {name}"] = relative(difference.item(), scale.item())
-    return errors
+    return errors | gradient_errors(module, golden)
 
 
 def _forward_errors(engine: PlainEngine, batch: Batch, golden: Golden, config: ASAConfig) -> dict[str, float]:
@@ -138,13 +68,23 @@ def _forward_errors(engine: PlainEngine, batch: Batch, golden: Golden, config: A
     return errors
 
 
-CHECKS: dict[str, Callable[[Golden, dict[str, str]], dict[str, float]]] = {"asa": check_asa}
+CHECKS: dict[str, Callable[[Golden, dict[str, str]], dict[str, float]]] = {
+    "asa": check_asa,
+    "freelb": check_freelb,
+    "smart": check_smart,
+}
 
 
 def verdict(errors: dict[str, float]) -> tuple[bool, str, float]:
-    """Whether every error is within TOLERANCE, and the worst error's name and value; NaN is the worst of all."""
-    worst = max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
-    return all(e <= TOLERANCE for e in errors.values()), worst, errors[worst]
+    """Whether every error is within its bound, and the worst error's name and value; NaN is the worst of all."""
+    ascents = {name: value for name, value in errors.items() if name.startswith("ascent")}
+    exact = {name: value for name, value in errors.items() if name not in ascents}
+    for found, bound in ((ascents, ASCENT), (exact, TOLERANCE)):
+        worst = max(found, key=lambda name: (math.isnan(errors[name]), errors[name]), default=None)
+        if worst is not None and not errors[worst] <= bound:
+            return False, worst, errors[worst]
+    worst = max(exact, key=lambda name: exact[name])
+    return True, worst, exact[worst]
 
 
 def main(folder: Path) -> int:

@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.check_golden import CHECKS, error, main, read, verdict
+from asa.methods import smart_released
+from tests.check_golden import CHECKS, main, verdict
+from tests.golden_embed import check_smart
+from tests.golden_files import error, read
 
 GOLDEN = Path(__file__).parent / "golden"
 KNOWN = [path.stem for path in sorted(GOLDEN.glob("*.safetensors")) if path.name.split("_")[0] in CHECKS]
@@ -19,7 +22,8 @@ KNOWN = [path.stem for path in sorted(GOLDEN.glob("*.safetensors")) if path.name
 def test_every_golden_file_is_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(GOLDEN) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert {"asa_choice4", "asa_seq1", "asa_seq3", "asa_token5"} <= set(KNOWN)
+    assert {"asa_choice4", "asa_seq1", "asa_seq3", "asa_token5", "freelb_l2", "freelb_linf"} <= set(KNOWN)
+    assert {"smart_cls", "smart_cls_k2", "smart_reg"} <= set(KNOWN)
     assert [line.split()[0] for line in lines if line.endswith(" ok")] == KNOWN
     assert [line for line in lines if "FAIL" in line] == []
 
@@ -67,6 +71,30 @@ def test_a_golden_file_that_differs_in_one_number_fails(
     line = capsys.readouterr().out.strip()
     assert "FAIL at" in line
     assert line.endswith(place)
+
+
+def shift_a_perturbation(golden: dict[str, Tensor]) -> None:
+    golden["delta.1"][0, 1, 3] += 1e-3 * golden["delta.1"].abs().max()
+
+
+@pytest.mark.parametrize("name", ["freelb_l2", "freelb_linf", "smart_cls", "smart_cls_k2", "smart_reg"])
+def test_a_perturbation_that_differs_in_one_number_fails(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden, meta = read(GOLDEN / f"{name}.safetensors")
+    shift_a_perturbation(golden)
+    save_file(golden, tmp_path / f"{name}.safetensors", meta)
+    assert main(tmp_path) == 1
+    assert "FAIL at" in capsys.readouterr().out
+
+
+def test_an_ascent_up_another_objective_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the objective that the released SMART climbs: the perturbation it leads to is still mostly noise."""
+    golden, meta = read(GOLDEN / "smart_cls.safetensors")
+    climbed = smart_released._climbed
+    monkeypatch.setattr(smart_released, "_climbed", lambda *args: climbed(*args) / 2)
+    good, worst, _ = verdict(check_smart(golden, meta))
+    assert (good, worst) == (False, "ascent.0")
 
 
 @pytest.mark.parametrize("errors", [{"a": math.nan, "b": 1.0}, {"b": 1.0, "a": math.nan}])

@@ -6,18 +6,46 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from asa.methods.alum import ALUM
 from asa.methods.asa import ASA
+from asa.methods.asa_freelb import ASAFreeLB
+from asa.methods.asa_sparse import ASASparse
 from asa.methods.base import At, Method
+from asa.methods.creat import CreAT
+from asa.methods.fgm import FGM
+from asa.methods.freeat import FreeAT
+from asa.methods.freelb import FreeLB
 from asa.methods.options import MethodsConfig
+from asa.methods.pgd import PGD
+from asa.methods.r3f import R3F
+from asa.methods.r_drop import RDrop
 from asa.methods.random_mask import RandomMask
+from asa.methods.smart import SMART
+from asa.methods.smart_released import SMARTReleased
 from asa.methods.vanilla import Vanilla
+from asa.methods.vat import VAT
+from asa.methods.yopo import YOPO
 
 __all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig"]
 
 METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
     "vanilla": lambda config: Vanilla(),
     "asa": lambda config: ASA(config.asa),
+    "asa_sparse": lambda config: ASASparse(config.asa, config.asa_sparse),
+    "asa_freelb": lambda config: ASAFreeLB(config.asa, config.freelb),
     "random_mask": lambda config: RandomMask(config.random_mask),
+    "pgd": lambda config: PGD(config.pgd),
+    "freeat": lambda config: FreeAT(config.freeat),
+    "yopo": lambda config: YOPO(config.yopo),
+    "freelb": lambda config: FreeLB(config.freelb),
+    "fgm": lambda config: FGM(config.fgm),
+    "smart": lambda config: SMART(config.smart),
+    "smart_released": lambda config: SMARTReleased(config.smart_released),
+    "alum": lambda config: ALUM(config.alum),
+    "vat": lambda config: VAT(config.vat),
+    "r3f": lambda config: R3F(config.r3f),
+    "r_drop": lambda config: RDrop(config.r_drop),
+    "creat": lambda config: CreAT(config.creat),
 }
 
 

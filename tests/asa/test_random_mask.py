@@ -65,8 +65,10 @@ def test_magnitude_masks_exactly_its_share_and_the_heaviest_pairs(share: float) 
         attend = perturb.attend
 
         def note(site: Any) -> Tensor:
-            maps.append((attend(site), site.weights().mean(1)))
-            return maps[-1][0]
+            keep_BLL = attend(site)
+            assert keep_BLL is not None
+            maps.append((keep_BLL, site.weights().mean(1)))
+            return keep_BLL
 
         return original(batch, Perturb(attend=note), tap)
 

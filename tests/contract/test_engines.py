@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from itertools import product
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -12,17 +12,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from asa.methods import METHODS
-from tests.contract.worker import ACCUMULATIONS, ENGINES, STEPS
+from tests.contract.worker import FP16_METHODS, LOSS_SCALES, STEPS, WORLDS, cases
 
 TOLERANCE = 1e-6
-CASES = list(product(ENGINES, METHODS, (1, 2), ACCUMULATIONS))
+CASES = [(engine, method, world, slots) for world in WORLDS for engine, method, slots in cases(world)]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, computed by one process and by two."""
     out = tmp_path_factory.mktemp("contract")
-    for world in (1, 2):
+    for world in WORLDS:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -49,9 +49,22 @@ def test_update_equals_the_plain_reference(results: Path, engine: str, method: s
 
 
 def test_the_updates_compared_are_not_nothing(results: Path) -> None:
-    """The weights moved, the clip was active, and the two methods moved them differently."""
-    vanilla, asa = (load(results, "plain", method, 1, 1) for method in ("vanilla", "asa"))
-    assert all(vanilla[f"norm.{step}"] > 1 for step in range(STEPS))
+    """The weights moved, the clip was active, and every method moved them in its own way."""
+    found = {method: load(results, "plain", method, 1, 1) for method in METHODS}
+    assert all(found["vanilla"][f"norm.{step}.0"] > 1 for step in range(STEPS))
+    assert found["asa"]["term.0.0.masked_share"].min() > 0
     name = "weight.model.bert.encoder.layer.0.attention.self.query.weight"
-    assert (vanilla[name] - asa[name]).abs().max() > 1e-4
-    assert asa["term.0.masked_share"].min() > 0
+    names = [method for method in METHODS if method != "r_drop"]  # without dropout it is plain training
+    for one, other in combinations(names, 2):
+        assert (found[one][name] - found[other][name]).abs().max() > 1e-5, (one, other)
+
+
+@pytest.mark.parametrize("method", FP16_METHODS)
+def test_in_fp16_the_loss_scale_does_not_reach_the_perturbations(results: Path, method: str) -> None:
+    low, high = (load_file(results / f"fp16-{method}-{scale:g}.safetensors") for scale in LOSS_SCALES)
+    assert len(low) > 1
+    assert low.keys() == high.keys()
+    for name, value in low.items():
+        assert value.isfinite().all()
+        assert (high[name] - value).norm() <= 0.02 * value.norm(), name
+    assert max(float((value - low["0"]).norm()) for value in low.values()) > 1e-2

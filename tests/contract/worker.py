@@ -4,8 +4,10 @@ Run under torch's or DeepSpeed's launcher variables; a process group is set up o
 """
 
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
@@ -13,23 +15,70 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from asa import dist
+from asa import dist, perturb
 from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import DeepSpeedEngine, Engine, PlainEngine
 from asa.methods import METHODS, At, MethodsConfig
+from asa.methods.creat import CreATConfig
+from asa.methods.freeat import FreeATConfig
+from asa.methods.freelb import FreeLBConfig
+from asa.methods.pgd import PGDConfig
+from asa.methods.r3f import R3FConfig
 from asa.methods.random_mask import RandomMaskConfig
-from asa.model import TaskModel
+from asa.methods.smart import SMARTConfig
+from asa.methods.smart_released import SMARTReleasedConfig
+from asa.methods.smoothness import SmoothConfig
+from asa.methods.vat import VATConfig
+from asa.methods.yopo import YOPOConfig
+from asa.model import Output, TaskModel
 from asa.optim import OptimConfig
+from asa.perturb import Room
+from asa.signal import Perturb, Tap
+from tests.precision.worker import let_cpu_do_fp16
 
 ENGINES = ("plain", "zero0", "zero1", "zero2", "zero3")
-ACCUMULATIONS = (1, 2)
+WORLDS = ACCUMULATIONS = (1, 2)
+FP16_METHODS = ("freelb", "pgd", "yopo", "smart", "vat")
+LOSS_SCALES = (2.0**2, 2.0**13)
 STEPS, ROWS, LENGTH, MASKED = 2, 8, 12, 3
 # A large eps keeps Adam from turning rounding noise of near-zero gradients into whole steps.
 OPTIM = OptimConfig(lr=1e-2, warmup=0.0, eps=1e-3)
-# Masks that draw nothing: what is drawn depends on how rows are cut into micro-batches.
-OPTIONS = MethodsConfig(random_mask=RandomMaskConfig(strategy="magnitude"))
+WALK: dict[str, Any] = {"radius": 0.15, "step_size": 0.1, "start": 0.1}
+# Perturbations that rounding does not decide, and masks that draw nothing: a draw follows how rows are cut.
+SMOOTH: dict[str, Any] = {"radius": 0.2, "noise": 0.2, "step_size": 0.05}
+OPTIONS = MethodsConfig(
+    random_mask=RandomMaskConfig(strategy="magnitude"),
+    pgd=PGDConfig(**WALK),
+    freeat=FreeATConfig(**WALK),
+    yopo=YOPOConfig(**WALK),
+    freelb=FreeLBConfig(**WALK, passes=3),
+    smart=SMARTConfig(**SMOOTH),
+    smart_released=SMARTReleasedConfig(noise=0.05),
+    alum=SmoothConfig(**SMOOTH),
+    vat=VATConfig(distance=0.5),
+    r3f=R3FConfig(noise=0.1),
+    creat=CreATConfig(start=0.05),
+)
 CPU = torch.device("cpu")
+
+
+def cases(world: int) -> list[tuple[str, str, int]]:
+    """Engine, method, accumulation: everything for two methods, for the others each way of passing once."""
+    thorough = ("vanilla", "asa")
+    found: list[tuple[str, str, int]] = [*product(ENGINES, thorough, ACCUMULATIONS)]
+    others = [method for method in METHODS if method not in thorough]
+    found += product(("plain",), others, ACCUMULATIONS)
+    found += product(("zero1",) if world == 1 else ("zero2",), others, (2,))
+    # ZeRO 3 costs ten times the others: one method each with gradients of a pass, ascents, replays, a teacher, a tap.
+    found += product(("zero3",) if world == 2 else (), ("freelb", "pgd", "freeat", "smart", "creat"), (2,))
+    return [*found, ("zero0", "freelb", 2)]
+
+
+def same_draws(room: Room, size: float) -> Tensor:
+    """In place of random starts: the same for every row, so that it does not matter how rows are cut."""
+    drawn_LD = torch.rand(room.real_RL.shape[1], room.width, generator=torch.Generator().manual_seed(5)) * 2 - 1
+    return drawn_LD * room.real_RL.unsqueeze(-1) * size
 
 
 def build(method: str) -> TaskModel:
@@ -86,23 +135,50 @@ def run(name: str, method_name: str, slots: int) -> dict[str, Tensor]:
     engine = make_engine(name, method_name, slots)
     method = METHODS[method_name](OPTIONS)
     seen: dict[str, Tensor] = {}
-    for step in range(STEPS):
+    for step, replay in product(range(STEPS), range(method.replays)):
         for slot in range(slots):
-            terms = method.backward(engine, micro_batch(step, slot, slots), At(slot, 0))
-            for key, value in terms.items():
-                seen[f"term.{step}.{key}"] = seen.get(f"term.{step}.{key}", torch.zeros_like(value)) + value
-        seen[f"norm.{step}"] = torch.as_tensor(float(engine.step().grad_norm), dtype=torch.float64)
+            terms = method.backward(engine, micro_batch(step, slot, slots), At(slot, replay))
+            for name, value in terms.items():
+                key = f"term.{step}.{replay}.{name}"
+                seen[key] = seen.get(key, torch.zeros_like(value)) + value
+        seen[f"norm.{step}.{replay}"] = torch.as_tensor(float(engine.step().grad_norm), dtype=torch.float64)
+        method.after_step(engine)
     seen = {key: dist.sum_(value) if key.startswith("term") else value for key, value in seen.items()}
-    return seen | {f"weight.{key}": value for key, value in engine.full_state().items()}
+    state = {f"state.{key}": value.clone() for key, value in method.state_dict().items()}
+    return seen | state | {f"weight.{key}": value for key, value in engine.full_state().items()}
+
+
+def fp16_perturbations(method_name: str, scale: float) -> dict[str, Tensor]:
+    """The perturbations of one micro-batch on DeepSpeed's FP16 engine with this loss scale."""
+    engine = DeepSpeedEngine(build(method_name), OPTIM, STEPS, CPU, zero=1, precision="fp16", micro_batch=ROWS)
+    setattr(engine._optimizer, "loss_scale", scale)  # noqa: B010  # its type does not tell
+    seen: dict[str, Tensor] = {}
+
+    def note(passing: Callable[..., Output]) -> Callable[..., Output]:
+        def noted(batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+            if perturb is not None and perturb.embed_BLD is not None:
+                seen[f"{len(seen)}"] = perturb.embed_BLD.detach().clone()
+            return passing(batch, perturb, tap)
+
+        return noted
+
+    engine.forward, engine.probe = note(engine.forward), note(engine.probe)  # type: ignore[method-assign]
+    METHODS[method_name](OPTIONS).backward(engine, micro_batch(0, 0, 1), At(0, 0))
+    return seen
 
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     torch_dist.init_process_group("gloo")
-    for name, method, slots in product(ENGINES, METHODS, ACCUMULATIONS):
+    perturb.uniform = perturb.gaussian = same_draws
+    for name, method, slots in cases(dist.world()):
         result = run(name, method, slots)
         if dist.is_main():
             save_file(result, out / f"{name}-{method}-{dist.world()}-{slots}.safetensors")
+    if dist.world() == 1:
+        let_cpu_do_fp16()
+        for method, scale in product(FP16_METHODS, LOSS_SCALES):
+            save_file(fp16_perturbations(method, scale), out / f"fp16-{method}-{scale:g}.safetensors")
 
 
 if __name__ == "__main__":

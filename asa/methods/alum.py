@@ -1,0 +1,30 @@
+"""ALUM (Liu et al. 2020, arXiv 2004.08994), Algorithm 1: task + alpha * divergence(clean, worst perturbation).
+
+SMART without its teacher, made for pre-training too: the paper's alpha is 10 there and 1 in fine-tuning, eps and sigma
+1e-5, the step 1e-3, one ascent. What differs: the gradient is brought to a largest entry of 1 before the step.
+"""
+
+from torch import Tensor
+
+from asa.batch import Batch
+from asa.engine import Engine
+from asa.losses import task_loss
+from asa.methods.ball import dropout
+from asa.methods.base import At, Stateless
+from asa.methods.smoothness import SmoothConfig, prediction, smoothness
+
+
+class ALUM(Stateless):
+    """The virtual adversarial objective."""
+
+    def __init__(self, options: SmoothConfig) -> None:
+        self.options = options
+
+    def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        with dropout(engine, self.options.dropout):
+            clean = engine.forward(batch)
+            smooth = smoothness(engine, batch, prediction(clean, batch), self.options)
+        task = task_loss(clean, batch)
+        loss = task + smooth
+        engine.backward(loss)
+        return {"loss": loss.detach(), "task": task.detach(), "smooth": smooth.detach()}

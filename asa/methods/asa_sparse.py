@@ -1,0 +1,97 @@
+"""ASA on a cheaper schedule: the attacked pass every k-th step, on a share of the rows, or in some layers only.
+Ours.
+
+With every k and share s a step costs 1 + 1.13 s / k plain ones. A share of the rows is drawn anew for each micro-batch
+and its terms are scaled up, so that their expectation is that of all rows; steps without an attack are plain, so every
+k divides the attack's weight by k. Layers left alone have no map, no penalty and a masked share of 0.
+"""
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from asa.adversary import ASAConfig
+from asa.batch import Batch
+from asa.config import config
+from asa.engine import Engine
+from asa.errors import RequestError
+from asa.losses import masked_share, task_loss
+from asa.methods.asa import Map, costs, ready
+from asa.methods.ball import dropout
+from asa.methods.base import At, Stateless
+from asa.methods.subset import choose, of
+from asa.methods.vanilla import Vanilla
+from asa.model import Output
+from asa.signal import Perturb
+
+
+@config
+class ASASparseConfig:
+    """When and where ASA attacks; how it does is said by the settings of method asa."""
+
+    every: Annotated[int, Field(ge=1)] = 2
+    """Optimizer steps from one attacked step to the next; the first is step number `every`."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of a micro-batch's examples that the attacked pass sees, at least one."""
+    layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    """Layers that are attacked, from the bottom, from 0; null: all."""
+
+
+class ASASparse(Stateless):
+    """Its state is the number of updates made."""
+
+    uses_adversary = True
+
+    def __init__(self, asa: ASAConfig, options: ASASparseConfig) -> None:
+        if asa.dropout == "shared" and options.share < 1:
+            raise RequestError(
+                "asa.dropout shared gives equal masks to equal batches only; set --asa_sparse.share 1 or"
+                " --asa.dropout independent"
+            )
+        self.asa = asa
+        self.options = options
+        self.updates = 0
+
+    def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        if (self.updates + 1) % self.options.every:
+            return Vanilla().backward(engine, batch, at)
+        depth = int(engine.module.model.config.num_hidden_layers)
+        if max(self.options.layers or [0]) >= depth:
+            raise RequestError(f"the model has layers 0 to {depth - 1}; set --asa_sparse.layers to some of them")
+        with dropout(engine, self.asa.dropout):
+            clean = engine.forward(batch)
+            terms, share = self._attack(engine, batch, clean, depth)
+        terms = {"task": task_loss(clean, batch), **terms}
+        loss = torch.stack(list(terms.values())).sum()
+        engine.backward(loss)
+        return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}, "masked_share": share}
+
+    def _attack(self, engine: Engine, batch: Batch, clean: Output, depth: int) -> tuple[dict[str, Tensor], Tensor]:
+        """The attack's terms, scaled up to all rows, and the masked share by layer."""
+        examples = len(batch.inputs["input_ids"])
+        wanted = max(1, round(self.options.share * examples))
+        if wanted < examples:
+            subset = choose(batch, torch.randperm(examples, device=batch.labels.device)[:wanted])
+            batch, clean = subset.batch, of(clean, subset)
+        attend, maps = ready(engine, batch, self.options.layers)
+        attacked = engine.forward(batch, Perturb(attend=attend))
+        scale = examples / wanted
+        terms = {name: scale * term for name, term in costs(clean, attacked, batch, maps, self.asa).items()}
+        return terms, _shares(maps, batch, depth) * scale
+
+    def after_step(self, engine: Engine) -> None:
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"updates": torch.tensor(self.updates)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.updates = int(state["updates"])
+
+
+def _shares(maps: dict[int, Map], batch: Batch, depth: int) -> Tensor:
+    found = {layer: masked_share(*m, batch.pad_BL) for layer, m in maps.items()}
+    none = batch.pad_BL.new_zeros((), dtype=torch.float32)
+    return torch.stack([found.get(layer, none) for layer in range(depth)]) / batch.total_rows

@@ -1,0 +1,57 @@
+"""What the methods share that climb the loss inside a ball around the word embeddings."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Literal, cast
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from asa import perturb
+from asa.batch import Batch
+from asa.config import config
+from asa.engine import Engine
+from asa.perturb import Ball, Room
+
+# L length, D width of the word embeddings, R sequences
+
+Size = Annotated[float, Field(ge=0, le=1e4)]
+Dropout = Literal["shared", "independent"]
+
+
+@config
+class BallConfig:
+    """A perturbation of the word embeddings (before position, type and LayerNorm), found by gradient ascent."""
+
+    ball: Ball = "l2"
+    """Norm of an example's perturbation, over all its tokens: l2 or linf. Gradients are divided by the same norm."""
+    radius: Size | None = 0.1
+    """Largest norm after an ascent, in units of the embeddings; null: no bound. The start is not projected."""
+    step_size: Size = 0.1
+    """Norm of one ascent step."""
+    start: Size = 0.0
+    """Size of the random start: below it lies its norm (l2) or each entry (linf). 0 starts at the clean batch."""
+
+
+def room(engine: Engine, batch: Batch) -> Room:
+    """Where the perturbations of this batch live."""
+    words = cast(nn.Embedding, engine.module.model.get_input_embeddings())
+    # The field and not the weight's shape: ZeRO 3 leaves an empty weight behind.
+    return Room(~batch.pad_BL, len(batch.inputs["input_ids"]), words.embedding_dim)
+
+
+def begin(where: Room, options: BallConfig) -> Tensor:
+    """The first perturbation, RLD, a leaf that takes a gradient."""
+    return perturb.start(where, options.start, options.ball).requires_grad_()
+
+
+def climb(delta_RLD: Tensor, gradient_RLD: Tensor | None, where: Room, options: BallConfig) -> Tensor:
+    """The next perturbation: one step up, back into the ball; a leaf that takes a gradient."""
+    assert gradient_RLD is not None
+    step_RLD = perturb.direction(gradient_RLD, where, options.ball) * options.step_size
+    moved_RLD = delta_RLD.detach() + step_RLD
+    return perturb.project(moved_RLD, where, options.ball, options.radius).requires_grad_()
+
+
+def dropout(engine: Engine, mode: Dropout) -> AbstractContextManager[None]:
+    """Inside, all passes have the same dropout masks (FreeLB, section 3.3), or each its own."""
+    return engine.same_dropout() if mode == "shared" else nullcontext()

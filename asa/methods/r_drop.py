@@ -1,0 +1,37 @@
+"""R-Drop (Liang et al., NeurIPS 2021, arXiv 2106.14448): two passes that differ in their dropout masks alone.
+
+The mean of both task losses + alpha * (KL(a || b) + KL(b || a)) / 2. With nothing masked ASA's divergence is this one,
+which makes R-Drop its control. Without dropout in the model the passes are equal and the term is zero.
+"""
+
+from torch import Tensor
+
+from asa.batch import Batch
+from asa.config import config
+from asa.engine import Engine
+from asa.losses import task_loss
+from asa.methods.base import At, Stateless
+from asa.methods.smoothness import Weight, apart, prediction
+
+
+@config
+class RDropConfig:
+    """R-Drop."""
+
+    weight: Weight = 1.0
+    """Factor alpha of the divergence; the paper takes 0.1 to 5."""
+
+
+class RDrop(Stateless):
+    """Two forwards, one backward."""
+
+    def __init__(self, options: RDropConfig) -> None:
+        self.options = options
+
+    def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        one, other = engine.forward(batch), engine.forward(batch)
+        task = (task_loss(one, batch) + task_loss(other, batch)) / 2
+        smooth = self.options.weight / 2 * apart(prediction(one, batch), prediction(other, batch), batch)
+        loss = task + smooth
+        engine.backward(loss)
+        return {"loss": loss.detach(), "task": task.detach(), "smooth": smooth.detach()}

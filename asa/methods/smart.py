@@ -1,0 +1,92 @@
+"""SMART (Jiang et al., ACL 2020, arXiv 1911.03437), Eq. 1 to 5: task + lambda_s R_s + mu D_Breg.
+
+R_s is the smoothness regulariser, climbed as in the paper: the gradient is brought to a largest entry of 1, then a
+step, then the projection into the linf ball (the released program normalises noise and step together, see
+smart_released). D_Breg is the Bregman proximal term with momentum: the distance to the prediction of a teacher whose
+weights are a moving average of the model's. No public program has it; here the teacher is a copy in fp32 without
+dropout, which costs 4 bytes per parameter on every process and a forward per micro-batch, and lies in the checkpoint.
+"""
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from asa.batch import Batch
+from asa.config import config
+from asa.engine import Engine, load_parameters
+from asa.losses import task_loss
+from asa.methods.ball import dropout
+from asa.methods.base import At, Stateless
+from asa.methods.smoothness import SmoothConfig, Weight, apart, prediction, smoothness
+from asa.model import TaskModel
+
+Beta = Annotated[float, Field(ge=0, le=1)]
+
+
+@config
+class SMARTConfig(SmoothConfig):
+    """SMART."""
+
+    proximal: Weight = 1.0
+    """Factor mu of the divergence from the teacher's prediction; 0 leaves the term and the teacher out."""
+    beta_early: Beta = 0.99
+    """Share of the teacher that an update leaves, for the first tenth of the updates."""
+    beta_late: Beta = 0.999
+    """The same after the first tenth."""
+
+
+class SMART(Stateless):
+    """Its state is the number of updates made and the teacher's parameters, by name."""
+
+    def __init__(self, options: SMARTConfig) -> None:
+        self.options = options
+        self.updates = 0
+        self._teacher: TaskModel | None = None
+        self._restored: dict[str, Tensor] | None = None
+
+    def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        options, terms = self.options, {}
+        guide = self._guide(engine, batch) if options.proximal else None
+        with dropout(engine, options.dropout):
+            out = engine.forward(batch)
+            terms["task"] = task_loss(out, batch)
+            if options.weight:
+                terms["smooth"] = smoothness(engine, batch, prediction(out, batch), options)
+        if guide is not None:
+            terms["proximal"] = options.proximal * apart(guide, prediction(out, batch), batch)
+        loss = torch.stack(list(terms.values())).sum()
+        engine.backward(loss)
+        return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}}
+
+    def _guide(self, engine: Engine, batch: Batch) -> Tensor:
+        """The teacher's prediction; the teacher begins as the model that the first batch meets."""
+        if self._teacher is None:
+            start = engine.weights() if self._restored is None else self._restored
+            self._teacher = engine.module.twin().to(batch.labels.device)
+            load_parameters(self._teacher, start)
+            self._restored = None
+        with torch.no_grad():
+            return prediction(self._teacher(batch), batch)
+
+    def after_step(self, engine: Engine) -> None:
+        self.updates += 1
+        if self._teacher is None:
+            return
+        beta = self.options.beta_early if 10 * self.updates <= engine.steps else self.options.beta_late
+        weights = engine.weights()
+        with torch.no_grad():
+            for name, p in self._teacher.named_parameters():
+                p.lerp_(weights[name].to(p.device, p.dtype), 1 - beta)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        teacher = self._restored or {}
+        if self._teacher is not None:
+            teacher = {name: p.detach() for name, p in self._teacher.named_parameters()}
+        return {"updates": torch.tensor(self.updates), **teacher}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.updates = int(state["updates"])
+        self._teacher = None
+        self._restored = {name: value for name, value in state.items() if name != "updates"} or None

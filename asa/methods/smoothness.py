@@ -1,0 +1,85 @@
+"""How far apart two passes over a batch predict, and the perturbation that drives them apart: what the methods share
+that need no label for their adversary (SMART, ALUM, R3F, R-Drop)."""
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from asa import perturb
+from asa.batch import IGNORE, Batch
+from asa.config import config
+from asa.engine import Engine
+from asa.losses import symmetric_kl
+from asa.methods.ball import Dropout, Size, room
+from asa.model import Output
+from asa.signal import Perturb
+
+# C classes, D width of the word embeddings, L length, N units (rows, tokens or masked positions), R sequences
+
+Weight = Annotated[float, Field(ge=0, le=1e4)]
+
+
+@config
+class SmoothConfig:
+    """A perturbation of the word embeddings that drives the prediction from the clean one, inside an linf ball."""
+
+    weight: Weight = 1.0
+    """Factor of the divergence between clean and perturbed prediction; 0 leaves the term and its passes out."""
+    radius: Size = 1e-5
+    """Largest entry of the perturbation, in units of the embeddings."""
+    noise: Size = 1e-5
+    """Standard deviation of the Gaussian start: at 0 the divergence has no gradient to climb."""
+    step_size: Size = 1e-3
+    """Largest entry of one ascent step."""
+    ascents: Annotated[int, Field(ge=1, le=100)] = 1
+    """Ascent steps; each costs a forward and a backward in the embeddings."""
+    dropout: Dropout = "shared"
+    """Clean and perturbed passes have the same dropout masks, or each its own, which then is most of the divergence."""
+
+
+def prediction(out: Output, batch: Batch) -> Tensor:
+    """What two passes are compared by: log distributions (any, C), or N numbers for a regression; fp32."""
+    return out.logits.float().squeeze(-1) if batch.kind == "regression" else out.log_probs
+
+
+def apart(one: Tensor, other: Tensor, batch: Batch) -> Tensor:
+    """KL(one || other) + KL(other || one) of two predictions, for a regression their squared difference: the sum over
+    labelled units / Batch.total_labels."""
+    if batch.kind == "regression":
+        return F.mse_loss(one, other, reduction="sum") / batch.total_labels
+    return _mean(2 * symmetric_kl(one, other), batch)
+
+
+def towards(target: Tensor, learner: Tensor, batch: Batch) -> Tensor:
+    """KL(target || learner) of two predictions, for a regression their squared difference; summed like `apart`."""
+    if batch.kind == "regression":
+        return F.mse_loss(learner, target, reduction="sum") / batch.total_labels
+    return _mean(F.kl_div(learner, target, reduction="none", log_target=True).sum(-1), batch)
+
+
+def _mean(per_unit: Tensor, batch: Batch) -> Tensor:
+    if batch.kind == "token":
+        per_unit = per_unit * (batch.labels != IGNORE)
+    return per_unit.sum() / batch.total_labels
+
+
+def worst(engine: Engine, batch: Batch, clean: Tensor, options: SmoothConfig) -> Tensor:
+    """The perturbation RLD that projected ascent finds to drive the prediction furthest from `clean`; a constant."""
+    where = room(engine, batch)
+    delta_RLD = perturb.gaussian(where, options.noise).requires_grad_()
+    for _ in range(options.ascents):
+        reached = prediction(engine.probe(batch, Perturb(embed_BLD=delta_RLD)), batch)
+        (gradient_RLD,) = engine.ascend(apart(clean.detach(), reached, batch), (delta_RLD,))
+        step_RLD = perturb.direction(gradient_RLD, where, "linf") * options.step_size
+        moved_RLD = delta_RLD.detach() + step_RLD
+        delta_RLD = perturb.project(moved_RLD, where, "linf", options.radius).requires_grad_()
+    return delta_RLD.detach()
+
+
+def smoothness(engine: Engine, batch: Batch, clean: Tensor, options: SmoothConfig) -> Tensor:
+    """SMART's R_s times its weight: both predictions carry gradient, the perturbation does not."""
+    delta_RLD = worst(engine, batch, clean, options)
+    attacked = prediction(engine.forward(batch, Perturb(embed_BLD=delta_RLD)), batch)
+    return options.weight * apart(clean, attacked, batch)

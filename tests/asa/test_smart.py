@@ -1,0 +1,152 @@
+"""SMART's two terms, its teacher, and that its perturbation is an adversary's; the divergences of its relatives."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asa import perturb
+from asa.batch import IGNORE, Batch
+from asa.losses import task_loss
+from asa.methods import At
+from asa.methods.ball import room
+from asa.methods.r_drop import RDrop, RDropConfig
+from asa.methods.smart import SMART, SMARTConfig
+from asa.methods.smoothness import apart, prediction, towards
+from asa.methods.vat import VAT, VATConfig
+from asa.signal import Perturb
+from tests.asa.conftest import KINDS, gradients, tiny_batch, tiny_module
+from tests.asa.test_methods import Watched
+
+# C classes, N units
+
+LOUD = SMARTConfig(radius=0.05, noise=0.05, step_size=0.02)
+
+
+def update(method: SMART, engine: Watched, batch: Batch) -> dict[str, Tensor]:
+    terms = method.backward(engine, batch, At(0, 0))
+    engine.step()
+    method.after_step(engine)
+    return terms
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_divergence_is_both_kls_over_the_labelled_units_or_the_squared_error(kind: Any) -> None:
+    batch = tiny_batch(kind)
+    one, other = (tiny_module(kind, seed=seed)(batch).logits.detach() for seed in (0, 1))
+    if kind == "regression":
+        expected = (one - other).square().sum()
+        only = expected
+    else:
+        p_NC, q_NC = (x.flatten(0, -2).log_softmax(-1) for x in (one, other))
+        used = batch.labels.flatten() != IGNORE
+        kl = [
+            F.kl_div(b, a, reduction="none", log_target=True).sum(-1)[used].sum()
+            for a, b in ((p_NC, q_NC), (q_NC, p_NC))
+        ]
+        expected, only = kl[0] + kl[1], kl[0]
+    clean, reached = (prediction(tiny_module(kind, seed=seed)(batch), batch).detach() for seed in (0, 1))
+    torch.testing.assert_close(apart(clean, reached, batch), expected / batch.total_labels)
+    torch.testing.assert_close(towards(clean, reached, batch), only / batch.total_labels)
+
+
+def test_the_loss_is_task_smoothness_and_distance_from_the_teacher() -> None:
+    engine, batch, method = Watched(tiny_module()), tiny_batch(), SMART(replace(LOUD, weight=2.0, proximal=3.0))
+    for _ in range(2):
+        update(method, engine, batch)
+    teacher, student = method._teacher, tiny_module()
+    assert teacher is not None
+    student.load_state_dict(engine.module.state_dict())
+    terms = method.backward(engine, batch, At(0, 0))
+    out = student(batch)
+    clean, guide = prediction(out, batch), prediction(teacher(batch), batch).detach()
+    attacked = prediction(student(batch, Perturb(embed_BLD=engine.deltas[-1])), batch)
+    parts = [task_loss(out, batch), 2 * apart(clean, attacked, batch), 3 * apart(guide, clean, batch)]
+    torch.testing.assert_close([terms[name] for name in ("task", "smooth", "proximal")], [p.detach() for p in parts])
+    torch.stack(parts).sum().backward()
+    for name, value in gradients(student).items():
+        torch.testing.assert_close(gradients(engine.module)[name], value, rtol=1e-4, atol=1e-6, msg=name)
+    assert terms["proximal"] > 1e-4
+
+
+def test_the_teacher_is_the_moving_average_of_the_weights_quick_for_a_tenth_of_the_updates() -> None:
+    engine, method = Watched(tiny_module()), SMART(replace(LOUD, beta_early=0.5, beta_late=0.9))
+    expected = engine.full_state()
+    assert update(method, engine, tiny_batch(seed=0))["proximal"] < 1e-9
+    for step in range(1, 5):
+        beta = 0.5 if step == 1 else 0.9  # of ten updates the first is early
+        expected = {name: beta * value + (1 - beta) * engine.full_state()[name] for name, value in expected.items()}
+        state = method.state_dict()
+        assert state.pop("updates") == step
+        assert state.keys() == expected.keys()
+        for name, value in state.items():
+            torch.testing.assert_close(value, expected[name], msg=name)
+        update(method, engine, tiny_batch(seed=step))
+
+
+def test_the_teacher_has_no_dropout_and_takes_no_random_number_from_the_model() -> None:
+    engine, batch = Watched(tiny_module(dropout=0.3).train()), tiny_batch()
+    method = SMART(LOUD)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    guides = [method._guide(engine, batch) for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*guides)
+    torch.testing.assert_close(guides[0], prediction(engine.module.eval()(batch), batch))
+    assert method._teacher is not None
+    assert {p.dtype for p in method._teacher.parameters()} == {torch.float32}
+
+
+def test_either_term_can_be_left_out_with_its_cost() -> None:
+    batch = tiny_batch()
+    engine = Watched(tiny_module())
+    terms = update(SMART(SMARTConfig(weight=0.0)), engine, batch)
+    assert (set(terms), len(engine.deltas)) == ({"loss", "task", "proximal"}, 0)
+    method = SMART(SMARTConfig(proximal=0.0))
+    terms = update(method, Watched(tiny_module()), batch)
+    assert set(terms) == {"loss", "task", "smooth"}
+    assert list(method.state_dict()) == ["updates"]
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "mlm"])
+def test_its_perturbation_changes_the_prediction_far_more_than_noise_in_the_same_ball(kind: Any) -> None:
+    batch, module = tiny_batch(kind), tiny_module(kind)
+    engine = Watched(module)
+    torch.manual_seed(0)
+    terms = SMART(SMARTConfig(radius=1e-2, noise=1e-2, step_size=1.0, proximal=0.0)).backward(engine, batch, At(0, 0))
+    clean = prediction(module(batch), batch)
+    drawn = []
+    for seed in range(10):
+        torch.manual_seed(seed)
+        signs = perturb.gaussian(room(engine, batch), 1.0).sign() * 1e-2
+        drawn.append(apart(clean, prediction(module(batch, Perturb(embed_BLD=signs)), batch), batch).item())
+    assert terms["smooth"].item() > 2 * max(drawn)
+
+
+def test_vat_reaches_further_than_a_random_direction_of_its_length() -> None:
+    batch, module = tiny_batch(), tiny_module()
+    engine = Watched(module)
+    torch.manual_seed(0)
+    terms = VAT(VATConfig(radius=0.1, distance=0.05)).backward(engine, batch, At(0, 0))
+    where, clean = room(engine, batch), prediction(module(batch), batch).detach()
+    drawn = []
+    for seed in range(10):
+        torch.manual_seed(seed)
+        delta = perturb.direction(perturb.gaussian(where, 1.0), where, "l2") * 0.1
+        drawn.append(towards(clean, prediction(module(batch, Perturb(embed_BLD=delta)), batch), batch).item())
+    assert terms["smooth"].item() > 2 * max(drawn)
+
+
+def test_r_drop_compares_two_dropout_masks() -> None:
+    engine, batch = Watched(tiny_module(dropout=0.3).train()), tiny_batch("mlm")
+    torch.manual_seed(4)
+    terms = RDrop(RDropConfig(weight=3.0)).backward(engine, batch, At(0, 0))
+    torch.manual_seed(4)
+    one, other = engine.module(batch), engine.module(batch)
+    task = (task_loss(one, batch) + task_loss(other, batch)) / 2
+    smooth = 1.5 * apart(prediction(one, batch), prediction(other, batch), batch)
+    torch.testing.assert_close([terms["task"], terms["smooth"]], [task.detach(), smooth.detach()])
+    assert smooth > 1e-3
