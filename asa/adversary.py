@@ -59,6 +59,9 @@ class ASAConfig:
         if self.empty_row == "uniform" and self.masked_score == "shifted":
             # Lowering every score of a row by the same number changes nothing.
             raise ValueError("empty_row uniform needs masked_score replaced; set --asa.masked_score or --asa.empty_row")
+        if self.dropout == "shared" and self.masked_score == "replaced":
+            # The module's own attention draws a mask too before its output is replaced.
+            raise ValueError("dropout shared needs masked_score shifted; set --asa.masked_score or --asa.dropout")
         return self
 
     @classmethod
@@ -172,13 +175,16 @@ class Adversaries(nn.ModuleList):
         super().__init__(Adversary(width, heads, config) for _ in range(layers))
         self.config = config
 
-    def save_pretrained(self, folder: Path) -> None:
+    def save_pretrained(self, folder: Path | str) -> None:
         """Write `folder`/adversary.safetensors, beside a model: weights and settings."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         state = {name: p.detach().contiguous().cpu() for name, p in self.state_dict().items()}
         save_file(state, folder / FILE, metadata={"asa": json.dumps(to_dict(self.config))})
 
-    def load_pretrained(self, folder: Path) -> None:
+    def load_pretrained(self, folder: Path | str) -> None:
         """Read what save_pretrained wrote. Raises RequestError where there is none, or another shape or kind of map."""
+        folder = Path(folder)
         heads = saved_config(folder).heads
         if heads != self.config.heads:
             raise RequestError(f"{folder / FILE} has heads {heads!r}, not {self.config.heads!r}; set --asa.heads")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -45,6 +44,9 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
             f"masked_score 'replaced' is the released program's and only for BERT and its like, not for"
             f" {model.config.model_type!r}; set --asa.masked_score shifted"
         )
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            _refuse_reentrant(module._gradient_checkpointing_func)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     detach(model)
     signal = Signal()
     layers = list(model.base_model.get_submodule(found.layers).children())
@@ -52,43 +54,56 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
     for n, block in enumerate(layers):
         handles.append(block.register_forward_pre_hook(partial(_tap, signal, n), with_kwargs=True))
     handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
+    handles.append(model.base_model.register_forward_pre_hook(partial(_refuse_embeds, signal), with_kwargs=True))
     handles.append(model.base_model.register_forward_hook(partial(_take_last, signal, len(layers))))
     norm = model.base_model.get_submodule(found.norm)
-    vars(norm)["forward"] = MethodType(_norm, norm)
-    vars(model)["_asa"] = (signal, handles)
-    vars(model)["_set_gradient_checkpointing"] = MethodType(_set_checkpointing, model)
+    # Partials and not bound methods, which would pickle as attributes that the class has not.
+    vars(norm)["forward"] = partial(_norm, norm)
+    vars(model.base_model)["_asa"] = (signal, handles, model)
+    vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
-            module._gradient_checkpointing_func = _recalling(module._gradient_checkpointing_func, signal)  # type: ignore[assignment]
-    return Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
+            module._gradient_checkpointing_func = _Recalling(module._gradient_checkpointing_func, signal)  # type: ignore[assignment]
+    made = Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
+    wide = model.dtype == torch.float64
+    return made.to(model.device, torch.float64 if wide else None) if wide or model.device.type != "cpu" else made
 
 
 def detach(model: PreTrainedModel) -> None:
     """Remove what `attach` added; a model that was never attached stays as it is."""
-    if "_asa" not in vars(model):
+    base = model.base_model
+    if "_asa" not in vars(base):
         return
-    for handle in vars(model)["_asa"][1]:
+    _, handles, owner = vars(base).pop("_asa")
+    for handle in handles:
         handle.remove()
-    for module in model.modules():
+    for module in owner.modules():
         unseat(module)
         if isinstance(function := vars(module).get("_gradient_checkpointing_func"), _Recalling):
             vars(module)["_gradient_checkpointing_func"] = function.function
-    del vars(model.base_model.get_submodule(family(model.config.model_type).norm))["forward"]
-    del vars(model)["_asa"], vars(model)["_set_gradient_checkpointing"]
+    del vars(base.get_submodule(family(model.config.model_type).norm))["forward"]
+    del vars(owner)["_set_gradient_checkpointing"]
 
 
 @contextmanager
 def perturbed(
-    model: PreTrainedModel, perturb: Perturb | None = None, tap: Tap | None = None, rows: Tensor | None = None
+    model: PreTrainedModel,
+    perturb: Perturb | None = None,
+    tap: Tap | None = None,
+    rows: Tensor | None = None,
+    firsts: Tensor | None = None,
 ) -> Iterator[Pass]:
     """Inside, an attached model's forward is perturbed.
 
     Args: tap(n, h_BLD) sees what enters block n, and what leaves the last one as the input of a further block; rows are
         the positions in the flattened BL for which the head is run (None: all of them), and then Pass.first gets the
-        hidden states at position 0.
+        hidden states at `firsts`, positions there too.
+    Raises: RequestError for a model that was not attached.
     """
-    now = Pass(perturb or Perturb(), tap, rows, [])
-    with vars(model)["_asa"][0].during(now):
+    if "_asa" not in vars(model.base_model):
+        raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
+    now = Pass(perturb or Perturb(), tap, rows, firsts, [])
+    with vars(model.base_model)["_asa"][0].during(now):
         yield now
 
 
@@ -100,6 +115,12 @@ def _shift_embeddings(signal: Signal, module: nn.Module, args: tuple[Any, ...], 
     if signal.now is None or signal.now.perturb.embed_BLD is None:
         return None
     return words_BLD + signal.now.perturb.embed_BLD
+
+
+def _refuse_embeds(signal: Signal, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    shifted = signal.now is not None and signal.now.perturb.embed_BLD is not None
+    if shifted and kwargs.get("inputs_embeds") is not None:
+        raise RequestError("inputs_embeds pass the word embeddings by, which are perturbed; give input_ids")
 
 
 def _norm(module: Any, x_BLD: Tensor) -> Tensor:
@@ -121,15 +142,17 @@ def _tap(signal: Signal, block: int, module: nn.Module, args: tuple[Any, ...], k
 def _take_last(signal: Signal, blocks: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Show the tap what leaves the last block. Leave the head only the rows asked for: over a vocabulary it costs as
     much as several layers."""
-    if signal.now is None:
+    if signal.now is None or (signal.now.tap is None and signal.now.rows is None):
         return
     hidden_BLD: Tensor = output.last_hidden_state
     if signal.now.tap is not None:
         signal.now.tap(blocks, hidden_BLD)
     if signal.now.rows is None:
         return
-    signal.now.first.append(hidden_BLD[:, 0])
-    output.last_hidden_state = hidden_BLD.flatten(0, 1)[signal.now.rows].unsqueeze(0)
+    hidden_ND = hidden_BLD.flatten(0, 1)
+    if signal.now.firsts is not None:
+        signal.now.first.append(hidden_ND[signal.now.firsts])
+    output.last_hidden_state = hidden_ND[signal.now.rows].unsqueeze(0)
 
 
 @dataclass(frozen=True)
@@ -149,15 +172,18 @@ class _Recalling:
         return self.function(perturbed_forward, *args, **kwargs)
 
 
-def _recalling(function: Callable[..., Any], signal: Signal) -> _Recalling:
+def _refuse_reentrant(function: Callable[..., Any]) -> None:
     """Raises RequestError for reentrant checkpointing, in which a map used outside its layer gets no gradient."""
+    if isinstance(function, _Recalling):  # attached before, hence accepted
+        return
     if getattr(function, "keywords", {}).get("use_reentrant") is not False:
         raise RequestError("activation checkpointing that is reentrant loses gradients; set use_reentrant=False")
-    return _Recalling(function, signal)
 
 
 def _set_checkpointing(model: Any, enable: bool = True, **kwargs: Any) -> None:
     """In place of the model's own, which all public ways to switch checkpointing on and off end in."""
     if enable:
-        kwargs["gradient_checkpointing_func"] = _recalling(kwargs["gradient_checkpointing_func"], model._asa[0])
+        _refuse_reentrant(kwargs["gradient_checkpointing_func"])
+        signal = vars(model.base_model)["_asa"][0]
+        kwargs["gradient_checkpointing_func"] = _Recalling(kwargs["gradient_checkpointing_func"], signal)
     type(model)._set_gradient_checkpointing(model, enable, **kwargs)

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from asa.adversary import MASKED, ASAConfig
+from asa.errors import RequestError
 from asa.families import Family
 from asa.signal import Signal, Site
 
@@ -31,7 +31,7 @@ def seat(block: nn.Module, given: Seat) -> list[Any]:
     module = block.get_submodule(given.family.attention)
     module._asa_seat = given  # type: ignore[assignment]  # neither a module nor saved
     if given.family.score_method:
-        setattr(module, given.family.score_method, MethodType(_biased_scores, module))
+        setattr(module, given.family.score_method, partial(_biased_scores, module))
     handles = [module.register_forward_pre_hook(_before, with_kwargs=True)]
     if given.config.masked_score == "replaced":
         handles.append(module.register_forward_hook(_replace_output, with_kwargs=True))
@@ -81,8 +81,14 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if seat.family.score_method or seat.config.masked_score == "replaced":
         seat.keep_B1LL = keep if keep.dim() == 4 else keep.unsqueeze(1)
         return None
-    mask = bias(keep, seen, h_BLD.dtype)
+    mask = bias(keep, seen, _score_dtype(h_BLD))
     return _with_mask(mask if mask.dim() == 4 else mask.unsqueeze(1), args, kwargs)
+
+
+def _score_dtype(h_BLD: Tensor) -> torch.dtype:
+    """The type of the layer's scores. Under autocast an fp32 bias would be cast to it, its minimum to -inf."""
+    device = h_BLD.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else h_BLD.dtype
 
 
 def _mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -99,6 +105,8 @@ def _seen(mask_B1LL: Tensor | None, h_BLD: Tensor, additive: bool) -> Tensor:
     """Where the module's own mask lets a query attend: a float mask is added to scores, or (DeBERTa's) 1 is seen."""
     if mask_B1LL is None:
         return h_BLD.new_ones((1, 1, h_BLD.shape[1]), dtype=torch.bool)
+    if mask_B1LL.shape[1] > 1:
+        raise RequestError("an attention mask per head is not supported; give one of two dimensions")
     mask_BLL = mask_B1LL[:, 0]
     if additive and mask_BLL.is_floating_point():
         return mask_BLL >= 0
@@ -114,7 +122,7 @@ def _weights(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen_BL
         mask_B1LL = bias(torch.ones_like(seen_BLL, dtype=h_BLD.dtype), seen_BLL, h_BLD.dtype).unsqueeze(1)
         args, kwargs = _with_mask(mask_B1LL, args, kwargs)
     # Only the eager attention tells its weights. MPNet and DeBERTa have no other, and no config either.
-    config, training = getattr(module, "config", None), module.training
+    config, modes = getattr(module, "config", None), [(part, part.training) for part in module.modules()]
     before = getattr(config, "_attn_implementation", None)
     try:
         module.eval()
@@ -123,7 +131,8 @@ def _weights(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen_BL
         with torch.no_grad():
             return module.forward(*args, **kwargs | {"output_attentions": True})[1]
     finally:
-        module.train(training)
+        for part, training in modes:
+            part.training = training
         if config is not None:
             config._attn_implementation = before
 
@@ -159,5 +168,5 @@ def _replace_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     # The released program zeroes scores by a masked_fill, through which no gradient reaches the map.
     scores_BHLL = scores_BHLL * keep_B1LL.detach() + (1 - keep_B1LL) * MASKED
     weights_BHLL = scores_BHLL.softmax(dim=-1)
-    context_BLD = (module.dropout(weights_BHLL) @ v_BHLK).transpose(1, 2).flatten(-2)
+    context_BLD = (module.dropout(weights_BHLL).to(v_BHLK.dtype) @ v_BHLK).transpose(1, 2).flatten(-2)
     return context_BLD, weights_BHLL

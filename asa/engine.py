@@ -44,8 +44,12 @@ class Engine(Protocol):
         """A pass whose loss may be given to ascend only."""
         ...
 
-    def ascend(self, loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Gradients of a probe's loss in `wrt`; parameter gradients stay as they are."""
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
+        """Gradients of a probe's loss in `wrt`; parameter gradients stay as they are.
+
+        Args: scaled tells that the loss's gradients have a size that half precision holds, so that no loss scale is
+        put on them.
+        """
         ...
 
     def backward(self, loss: Tensor) -> None:
@@ -95,7 +99,7 @@ class _Passes:
         self._restore_dropout()
         return self.module(batch, perturb, tap)
 
-    def ascend(self, loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         return torch.autograd.grad(loss, tuple(wrt))
 
     def weights(self) -> dict[str, Tensor]:
@@ -204,9 +208,9 @@ class DeepSpeedEngine(_Passes):
         self._restore_dropout()
         return self._engine(batch, perturb, tap)
 
-    def ascend(self, loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         # On their way through a half-precision model small gradients vanish, and adversaries have small ones.
-        scale = float(getattr(self._optimizer, "loss_scale", 1.0))
+        scale = 1.0 if scaled else float(getattr(self._optimizer, "loss_scale", 1.0))
         return tuple(gradient.float() / scale for gradient in super().ascend(loss * scale, wrt))
 
     def backward(self, loss: Tensor) -> None:

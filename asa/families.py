@@ -31,6 +31,8 @@ class Family(NamedTuple):
         """Raises RequestError for a variant of the family that no published model uses and we do not serve."""
         if self.score_method and not getattr(config, "relative_attention", False):
             raise RequestError("DeBERTa without relative_attention has no scores to bias; give another by --model")
+        if getattr(config, "is_decoder", False):
+            raise RequestError("is_decoder is set, but causal attention is not biased; give an encoder by --model")
         if getattr(config, "talking_head", False):
             raise RequestError("DeBERTa with talking_head mixes the heads' masks; give another model by --model")
 

@@ -30,9 +30,14 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
         raise RequestError(f"{folder} has no config.json; give a Hugging Face model folder by {flag}")
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise RequestError(f"{folder} has no weights ({' or '.join(WEIGHTS)}); give a complete folder by {flag}")
-    found = family(_read_json(folder / "config.json", flag).get("model_type", "unknown"), flag)
+    settings = _read_json(folder / "config.json", flag)
+    kind = settings.get("model_type") if isinstance(settings, dict) else None
+    found = family(kind if isinstance(kind, str) else "unknown", flag)
     # Not from the file alone: it may leave out what has the default value.
-    config = AutoConfig.from_pretrained(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except Exception as error:  # whatever a damaged config.json makes transformers raise
+        raise RequestError(f"{folder / 'config.json'} is damaged ({error}); give a complete folder by {flag}") from None
     found.check(config)
     most = found.longest(config)
     if length > most:

@@ -44,12 +44,13 @@ class Perturb:
 class Pass(NamedTuple):
     """One forward pass. rows: positions in the flattened BL that the head shall see, None for all of them.
 
-    first: receives the final hidden state at the first position where `rows` are chosen.
+    firsts: positions there whose final hidden states `first` receives.
     """
 
     perturb: Perturb
     tap: Tap | None
     rows: Tensor | None
+    firsts: Tensor | None
     first: list[Tensor]
 
 

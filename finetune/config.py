@@ -87,7 +87,7 @@ class MapsConfig:
     """Any sentence."""
     out: Path
     """Picture to write: .png, .svg or .pdf."""
-    layers: tuple[int, ...] | None = None
+    layers: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
     """Layers to draw, the bottom one 0; null: all."""
 
 

@@ -50,22 +50,23 @@ class Best:
 
 
 class Meter:
-    """Means of the training terms since the last log line; nothing waits for the device before `drain`."""
+    """Means of the training terms since the last log line, each over the steps that had it; nothing waits for the device
+    before `drain`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._count = 0
+        self._counts: Counter[str] = Counter()
         self._lr = 0.0
 
     def add(self, terms: dict[str, Tensor], stats: StepStats) -> None:
         for name, value in {**terms, "grad_norm": torch.as_tensor(stats.grad_norm)}.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._count += 1
+            self._counts[name] += 1
         self._lr = stats.lr
 
     def drain(self) -> dict[str, Value]:
-        means = numbers({name: value / self._count for name, value in self._sums.items()})
-        self._sums, self._count = {}, 0
+        means = numbers({name: value / self._counts[name] for name, value in self._sums.items()})
+        self._sums, self._counts = {}, Counter()
         return {**means, "lr": self._lr}
 
 

@@ -27,11 +27,15 @@ PANELS = ("attention", "kept by the adversary", "attention under attack")
 
 
 class Layer(NamedTuple):
-    """Weights without attack, keep map and weights under attack of one layer, averaged over heads."""
+    """Weights without attack, keep map and weights under attack of one layer, averaged over heads.
+
+    masked: share of the pairs the layer sees at all that the map masks.
+    """
 
     clean_LL: Tensor
     keep_LL: Tensor
     attacked_LL: Tensor
+    masked: float
 
 
 def maps(config: MapsConfig) -> None:
@@ -40,12 +44,12 @@ def maps(config: MapsConfig) -> None:
         raise RequestError(f"out = {config.out}: allowed endings .png, .svg, .pdf; set --out")
     tokens, layers = read(config.model, config.text)
     chosen = range(len(layers)) if config.layers is None else config.layers
-    if wrong := [n for n in chosen if n >= len(layers)]:
+    if wrong := [n for n in chosen if not 0 <= n < len(layers)]:
         raise RequestError(f"layers = {wrong[0]}: {config.model} has layers 0 to {len(layers) - 1}; set --layers")
     config.out.parent.mkdir(parents=True, exist_ok=True)
     draw(tokens, {n: layers[n] for n in chosen}).savefig(config.out, dpi=130, bbox_inches="tight")
     for n in chosen:
-        print(f"layer {n}: {1 - layers[n].keep_LL.mean():.1%} of the pairs masked")
+        print(f"layer {n}: {layers[n].masked:.1%} of the pairs masked")
     print(f"written to {config.out}")
 
 
@@ -56,7 +60,8 @@ def read(folder: Path, text: str) -> tuple[list[str], list[Layer]]:
     inputs = tokenizer(text, return_tensors="pt")
     length = inputs["input_ids"].shape[1]
     hf.check_model(folder, "--model", length)
-    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with hf.quiet():
+        model = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     settings = saved_config(folder)
     adversary = attach(model, settings)
     adversary.load_pretrained(folder)
@@ -74,7 +79,10 @@ def read(folder: Path, text: str) -> tuple[list[str], list[Layer]]:
         with perturbed(model, Perturb(attend=mask)):
             attacked = model(**inputs, output_attentions=True).attentions
     kept = {n: _kept(one, settings.empty_row == "unmasked") for n, one in found.items()}
-    layers = [Layer(clean[n], kept[n], attacked[n][0].mean(0)) for n in sorted(clean)]
+    seen = {n: one.seen_BLL[0].expand(length, length) for n, one in found.items()}
+    layers = [
+        Layer(clean[n], kept[n], attacked[n][0].mean(0), 1 - kept[n][seen[n]].mean().item()) for n in sorted(clean)
+    ]
     return [str(tokenizer.convert_ids_to_tokens(i)) for i in inputs["input_ids"][0].tolist()], layers
 
 
@@ -90,7 +98,7 @@ def draw(tokens: list[str], layers: dict[int, Layer]) -> Figure:
     side = max(2.6, 0.19 * len(tokens))
     figure, axes = plt.subplots(len(layers), 3, figsize=(3 * side, len(layers) * side), squeeze=False)
     for row, (n, layer) in zip(axes, layers.items(), strict=True):
-        for axis, panel, values_LL in zip(row, PANELS, layer, strict=True):
+        for axis, panel, values_LL in zip(row, PANELS, layer[:3], strict=True):
             colours = "Greys" if panel == PANELS[1] else "viridis"
             axis.imshow(values_LL.numpy(), vmin=0, vmax=1 if panel == PANELS[1] else None, cmap=colours)
             axis.set_title(f"layer {n}: {panel}", fontsize=8)

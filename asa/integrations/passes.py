@@ -30,10 +30,10 @@ class AcceleratedPasses(_Passes):
     def backward(self, loss: Tensor) -> None:
         self._accelerator.backward(loss)
 
-    def ascend(self, loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         """Gradients in `wrt`; on their way through an fp16 model they are scaled, or small ones would vanish."""
         scaler = self._accelerator.scaler
-        if scaler is None:
+        if scaler is None or scaled:
             return super().ascend(loss, wrt)
         scale = scaler.scale(torch.ones((), device=loss.device))
         return tuple(gradient / scale for gradient in super().ascend(loss * scale, wrt))

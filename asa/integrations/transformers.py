@@ -70,6 +70,8 @@ class AdversarialTrainer(Trainer):
         self._asked: Kind | None = kind
         self._means = Means()
         super().__init__(model, args, *rest, **keywords)
+        if args is None:
+            refuse_args(self.args)  # those the Trainer has made itself
         if self.model_init is None:
             self._take(self.model)
         refuse_trainer(self)

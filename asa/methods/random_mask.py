@@ -125,4 +125,6 @@ def read_schedule(path: Path) -> tuple[Tensor, Tensor]:
     lines = [event for event in record.read(path) if event["event"] == "train" and "masked_share" in event]
     if not lines:
         raise RequestError(f"{path} records no masked share; set --random_mask.schedule to an ASA run's metrics.jsonl")
+    if len({len(line["masked_share"]) for line in lines}) > 1:
+        raise RequestError(f"{path} records different numbers of layers; set --random_mask.schedule to one run's file")
     return torch.tensor([line["step"] for line in lines]), torch.tensor([line["masked_share"] for line in lines])

@@ -36,7 +36,7 @@ def test_vanilla_trains_as_the_stock_trainer_does(family: str, kind: Kind, tmp_p
     ours.train()
     assert len(logged(ours, "loss")) == 4
     for name in ("loss", "grad_norm", "learning_rate"):
-        assert logged(ours, name) == pytest.approx(logged(stock, name), abs=1e-6)
+        assert logged(ours, name) == pytest.approx(logged(stock, name), rel=1e-6, abs=1e-6)
     assert_close(weights(ours.model), weights(stock.model))
 
 

@@ -1,0 +1,144 @@
+"""attach in odd but legal use: pickled, on the base model, in other types, padded on the left, refused half-way."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BertConfig, BertModel
+
+from asa.adversary import ASAConfig
+from asa.attention import attach, detach, perturbed
+from asa.errors import RequestError
+from asa.families import FAMILIES
+from asa.hf import check_model
+from asa.methods import METHODS, At, MethodsConfig
+from asa.model import TaskModel
+from asa.signal import Perturb, Site
+from tests.asa.conftest import ROWS, attend_to, batch_for, gradients, random_keeps, tiny_batch, tiny_engine
+from tests.asa.encoders import LENGTH, tiny
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_attached_model_pickles_with_its_attachment(name: str) -> None:
+    model, batch = tiny(name), batch_for(name)
+    attach(model)
+    twin = pickle.loads(pickle.dumps(model))
+    found = []
+    for one in (model, twin):
+        with perturbed(one, Perturb(attend=attend_to(random_keeps(0)))):
+            found.append(one(**batch.inputs).logits)
+    assert torch.equal(*found)
+    detach(twin)
+    assert torch.equal(twin(**batch.inputs).logits, tiny(name)(**batch.inputs).logits)
+
+
+def test_a_base_model_attached_before_its_task_model_is_asked_once_per_layer() -> None:
+    model, batch = tiny("bert"), tiny_batch()
+    attach(model.base_model)  # type: ignore[arg-type]
+    attach(model)
+    sites: list[Site] = []
+
+    def attend(site: Site) -> Tensor:
+        sites.append(site)
+        return torch.ones(ROWS, LENGTH, LENGTH)
+
+    with perturbed(model.base_model, Perturb(attend=attend)):  # type: ignore[arg-type]
+        model(**batch.inputs)
+    assert [site.layer for site in sites] == [0, 1]
+    detach(model)
+    detach(model.base_model)  # type: ignore[arg-type]
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert "_set_gradient_checkpointing" not in vars(model)
+
+
+def test_a_model_that_was_not_attached_says_so() -> None:
+    with pytest.raises(RequestError, match=r"call asa\.attach"), perturbed(tiny("bert")):
+        pass
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_inputs_embeds_are_refused_where_the_words_are_perturbed(name: str) -> None:
+    model, batch = tiny(name), batch_for(name)
+    attach(model)
+    words_BLD = model.get_input_embeddings()(batch.inputs["input_ids"])
+    rest = {"attention_mask": batch.inputs["attention_mask"], "inputs_embeds": words_BLD}
+    with perturbed(model):
+        model(**rest)
+    with (
+        pytest.raises(RequestError, match="give input_ids"),
+        perturbed(model, Perturb(embed_BLD=torch.ones_like(words_BLD))),
+    ):
+        model(**rest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_released_scores_run_in_half_precision(dtype: torch.dtype) -> None:
+    config = ASAConfig.released()
+    module = TaskModel(tiny("bert", "classification"), "classification", config).to(dtype)
+    METHODS["asa"](MethodsConfig(asa=config)).backward(
+        tiny_engine(module), batch_for("bert", "classification"), At(0, 0)
+    )
+    assert all(value.isfinite().all() for value in gradients(module).values())
+
+
+def test_adversaries_are_made_where_and_as_wide_as_the_model_is() -> None:
+    model, batch = tiny("bert").double(), tiny_batch()
+    adversaries = attach(model)
+    attend: Any = lambda site: adversaries[site.layer](site.h_BLD, site.seen_BLL)  # noqa: E731
+    with perturbed(model, Perturb(attend=attend)):
+        assert model(**batch.inputs).logits.dtype == torch.float64
+    assert {p.dtype for p in attach(tiny("bert").half()).parameters()} == {torch.float32}
+
+
+def test_an_attach_that_is_refused_leaves_no_trace() -> None:
+    model = tiny("bert")
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(RequestError, match="use_reentrant=False"):
+        attach(model)
+    encoder = model.base_model.get_submodule("encoder")
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in encoder.modules())
+    with pytest.raises(RequestError, match="call asa"), perturbed(model):
+        pass
+
+
+def test_decoders_and_masks_per_head_are_refused() -> None:
+    decoder = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, is_decoder=True))
+    with pytest.raises(RequestError, match="is_decoder"):
+        attach(decoder)
+    with pytest.raises(ValueError, match=r"dropout shared.*set --asa\.masked_score"):
+        ASAConfig(dropout="shared", masked_score="replaced")
+
+
+def test_the_sentence_term_reads_the_first_real_token_of_rows_padded_on_the_left() -> None:
+    module, batch = TaskModel(tiny("bert", position_embedding_type="none"), "mlm"), tiny_batch()
+    batch.inputs["attention_mask"] = batch.inputs["attention_mask"].flip(1)
+    hidden_BLD = module.model.base_model(**batch.inputs).last_hidden_state  # type: ignore[operator]
+    firsts = [row.tolist().index(1) for row in batch.inputs["attention_mask"]]
+    expected_BD = hidden_BLD[torch.arange(ROWS), firsts]
+    torch.testing.assert_close(module(batch).cls_BD, expected_BD)
+
+
+def test_weights_put_every_part_back_into_its_own_mode() -> None:
+    model, batch = tiny("bert", attention="sdpa"), tiny_batch()
+    frozen = model.base_model.get_submodule("encoder.layer.0.attention.self.dropout").eval()
+    attach(model)
+
+    def attend(site: Site) -> Tensor:
+        site.weights()
+        return torch.ones(ROWS, LENGTH, LENGTH)
+
+    with perturbed(model, Perturb(attend=attend)):
+        model(**batch.inputs)
+    assert not frozen.training
+    assert model.base_model.get_submodule("encoder.layer.1.attention.self.dropout").training
+
+
+@pytest.mark.parametrize("text", ["[]", '{"model_type": ["bert"]}', '{"model_type": "bert", "hidden_size": "x"}'])
+def test_a_config_of_the_wrong_form_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(RequestError, match="--start"):
+        check_model(tmp_path, "--start")
