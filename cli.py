@@ -90,13 +90,17 @@ def main(
 
 
 def guard(work: Callable[[], None], quiet: bool = False) -> int:
-    """Run `work`; the exit code its outcome stands for, with one line on stderr for a deliberate error."""
+    """Run `work`; the exit code its outcome stands for, with one line on stderr for a deliberate error or Ctrl-C."""
     try:
         work()
     except (RequestError, WorkError) as error:
         if not quiet:
             print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, RequestError) else 1
+    except KeyboardInterrupt:
+        if not quiet:
+            print("error: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
     return 0
 
 

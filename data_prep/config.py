@@ -40,7 +40,7 @@ class TextConfig:
     """Folder for the documents and their manifest."""
     workers: Count = 1
     """Processes that strip markup. The output is the same for any number."""
-    shard: Annotated[str, Field(pattern=r"^\d+/[1-9]\d*$")] = "0/1"
+    shard: Annotated[str, Field(pattern=r"^(0|[1-9]\d*)/[1-9]\d*$")] = "0/1"
     """Part i of n, counted from 0: the parts of the input whose number leaves i when divided by n; see merge."""
     min_chars: MinChars = 40
     """Characters of plain text below which a page is dropped."""
@@ -102,7 +102,7 @@ class BuildConfig:
     """Characters of plain text below which a page is dropped."""
     workers: Count = 1
     """Processes that strip markup and make rows. The output is the same for any number."""
-    shard: Annotated[str, Field(pattern=r"^\d+/[1-9]\d*$")] = "0/1"
+    shard: Annotated[str, Field(pattern=r"^(0|[1-9]\d*)/[1-9]\d*$")] = "0/1"
     """Part i of n, counted from 0, for n machines: the parts of the work whose number leaves i when divided by n; all n
     results go to merge."""
     overwrite: bool = False

@@ -14,7 +14,7 @@ import numpy as np
 from asa import manifest
 from asa.config import sha256_of
 from asa.errors import WorkError
-from data_prep import minhash
+from data_prep import minhash, stored
 from data_prep.config import DedupConfig
 from data_prep.extract import count_up, print_documents
 from data_prep.finished import identity, is_up_to_date
@@ -33,9 +33,7 @@ def dedup(config: DedupConfig) -> None:
     if is_up_to_date(config.out, {"documents": config.out}, made_from, config.overwrite):
         discard(config.out, made_from)
         return
-    for folder in config.inputs:
-        manifest.verify(folder, "documents", "INPUT")
-    files = [path for folder in config.inputs for path in sorted(folder.glob("documents-*.jsonl"))]
+    files = stored.files(config.inputs, "INPUT")
     with workspace(config.out, made_from, config.overwrite) as space:
         counts = _without_duplicates(config, files, space)
         facts = {**count_up([*before, counts]), "kept": counts["kept"]}

@@ -10,10 +10,10 @@ from tqdm import tqdm
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
-from data_prep import hub
+from data_prep import hub, stored
 
 # Raised whenever the same input would give other documents or rows than before.
-RECIPE = 2
+RECIPE = 3
 _CHUNK = 2**22
 
 
@@ -52,13 +52,15 @@ def is_up_to_date(out: Path, parts: dict[str, Path], expected: dict[str, Any], o
     try:
         facts = [manifest.read(folder, kind, "--out") for kind, folder in parts.items()]
     except (RequestError, WorkError):
-        if overwrite:
-            return False
-        raise
+        if not overwrite:
+            raise
+        refuse_strangers(out)
+        return False
     if all(facts[0].get(key) == value for key, value in expected.items()):
         print(f"up to date: {out}")
         return True
     if overwrite:
+        refuse_strangers(out)
         return False
     raise RequestError(f"{out} was made from other inputs or settings; set --overwrite true or another --out")
 
@@ -69,3 +71,19 @@ def _is_ours(out: Path, first: Path) -> bool:
     names = [path.name for path in out.iterdir()] if out.is_dir() else []
     known = all(any(fnmatch(name, pattern) for pattern in ours) for name in names)
     return known and (first / manifest.NAME).is_file()
+
+
+def refuse_strangers(out: Path) -> None:
+    """Raise RequestError for a file in or below `out` that no manifest there lists: replacing `out` would lose it."""
+    manifests = [path for path in (out / manifest.NAME, *out.glob(f"*/{manifest.NAME}")) if path.is_file()]
+    known = {path.parent / name for path in manifests for name in (manifest.NAME, *_listed(path.parent))}
+    for path in sorted(out.rglob("*")):
+        if path not in known and (path.is_symlink() or not path.is_dir()):
+            raise RequestError(f"{path} is in no {manifest.NAME}, so it is not replaced; move it or set another --out")
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return stored.listed(folder)
+    except (ValueError, KeyError, TypeError):
+        return []

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from asa import manifest
 from asa.errors import RequestError, WorkError
 from data_prep.assets import ASSETS, TEXT_CREDIT
-from data_prep.text import title_key, write_jsonl
+from data_prep.text import sound, title_key, write_jsonl
 
 TASK = "wikipedia-topics"
 NO_TOPIC = "Uncategorized"
@@ -32,13 +32,21 @@ def load(path: Path, flag: str = "--leads") -> list[Lead]:
         raise RequestError(f"no leads file {path}; give an existing one with {flag}")
     try:
         entries = json.loads(path.read_bytes())
-        leads = [Lead(entry["title"], " ".join(entry["extract"].split()), entry["topic"]) for entry in entries.values()]
+        leads = [_lead(entry) for entry in entries.values()]
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         expected = "a JSON object of {title, extract, description, topic} objects"
         raise WorkError(f"{path} is not {expected} ({type(error).__name__}: {error}); fetch it again") from None
     if not leads:
         raise WorkError(f"{path} holds no leads; fetch it again")
     return leads
+
+
+def _lead(entry: dict[str, str]) -> Lead:
+    title, text, topic = (entry[key] for key in ("title", "extract", "topic"))
+    for value in (title, text, topic):
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} for a string in the lead {title!r}")
+    return Lead(sound(title), " ".join(sound(text).split()), sound(topic))
 
 
 def share_of(salt: str, title: str) -> float:

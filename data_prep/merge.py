@@ -1,11 +1,11 @@
 """The command `merge`: what `--shard i/n` made on n machines -> the folder that one machine would have made."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from asa import manifest
 from asa.errors import RequestError
+from data_prep import stored
 from data_prep.config import MergeConfig
 from data_prep.extract import count_up, print_documents
 from data_prep.finished import is_up_to_date
@@ -32,7 +32,7 @@ def merge(config: MergeConfig) -> None:
     with workspace(config.out, whole, config.overwrite) as space:
         for part in config.parts:
             manifest.verify(part, KIND, "PART")
-            shutil.copytree(part, space.out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(manifest.NAME))
+            stored.copy(part, space.out)
         manifest.write(space.out, KIND, whole)
     print_documents(whole["documents"]["kept"], whole["documents"]["dropped"])
     print(f"{len(config.parts)} parts joined; written to {config.out}")

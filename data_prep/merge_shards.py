@@ -6,6 +6,7 @@ from typing import Any
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
+from data_prep import stored
 from data_prep.finished import is_up_to_date
 from data_prep.shards import COUNTED, PART, total
 from data_prep.workspace import discard, workspace
@@ -32,8 +33,9 @@ def merge_shards(parts: list[Path], out: Path, overwrite: bool) -> None:
         for part in parts:
             for name, kind in kinds.items():
                 manifest.verify(part / name, kind, _FLAG)
-                shutil.copytree(part / name, space.out / name, dirs_exist_ok=True)
-        (space.out / "shards" / manifest.NAME).unlink()
+                stored.copy(part / name, space.out / name)
+        if "task" in kinds:
+            shutil.copy2(parts[0] / "task" / manifest.NAME, space.out / "task")
         manifest.write(space.out / "shards", "shards", whole)
     rows = ", ".join(f"{split} {count:,}" for split, count in whole["rows"].items())
     print(f"{len(parts)} parts joined, rows: {rows}; written to {out}")

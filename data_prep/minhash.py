@@ -76,10 +76,11 @@ def find(folder: Path, parts: int, threshold: float) -> Duplicates:
 
     Takes about 120 bytes of memory a document.
     """
-    exact = _repeated(np.concatenate([np.load(folder / f"texts-{number:06d}.npy") for number in range(parts)]))
+    texts = [np.load(folder / f"texts-{number:06d}.npy") for number in range(parts)]
+    exact = _repeated(np.concatenate([np.zeros(0, np.uint64), *texts]))
     near = np.zeros_like(exact)
-    if threshold < 1:
-        filled = [number for number in range(parts) if (folder / f"bands-{number:06d}.npy").is_file()]
+    filled = [number for number in range(parts) if (folder / f"bands-{number:06d}.npy").is_file()]
+    if threshold < 1 and filled:
         signatures = _Signatures(folder, filled)
         for band in tqdm(range(BANDS), desc="comparing", unit="band", delay=5):
             keys = np.concatenate([_load(folder, "bands", number)[band] for number in filled])

@@ -8,8 +8,9 @@ from typing import Any
 
 from asa.errors import WorkError
 from data_prep.dump import Span
-from data_prep.text import Document
+from data_prep.text import Document, sound
 
+_CHUNK = 2**20
 ENDINGS = (".jsonl", ".jsonl.zst", ".txt", ".parquet")
 
 
@@ -40,9 +41,9 @@ def document(row: Any, place: str) -> Document:
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise WorkError(f"{place} has no text: each row must be an object with the key text, a string; mend the file")
-    name = str(row.get("id", place))
-    # A lone surrogate, which JSON can spell, is no text and could not be written.
-    return Document(name, str(row.get("title") or name), text.encode("utf-8", "ignore").decode().strip())
+    given = row.get("id")
+    name = place if given in (None, "") else sound(str(given))
+    return Document(name, sound(str(row.get("title") or name)), sound(text).strip())
 
 
 def _jsonl(span: Span) -> Iterator[Document]:
@@ -76,30 +77,42 @@ def _txt(span: Span) -> Iterator[Document]:
     """A document belongs where the empty line before it begins, the first one to the beginning of the file."""
     begun, lines, fresh = 0, list[bytes](), span.start == 0
     for place, line in _lines(span):
+        if place >= span.stop and not fresh:
+            return
         if line.strip():
             if fresh and not lines:
                 begun = place
             lines += [line] if fresh or lines else []
             continue
         if lines:
-            yield _paragraphs(lines, f"{span.path.name}:{begun}")
+            yield _paragraphs(lines, span.path, begun)
         if place >= span.stop:
             return
         lines, fresh = [], True
     if lines:
-        yield _paragraphs(lines, f"{span.path.name}:{begun}")
+        yield _paragraphs(lines, span.path, begun)
 
 
-def _paragraphs(lines: list[bytes], place: str) -> Document:
-    return Document(place, place, b"".join(lines).decode("utf-8", "replace").strip())
+def _paragraphs(lines: list[bytes], path: Path, begun: int) -> Document:
+    place = f"{path.name}:{begun}"
+    try:
+        text = b"".join(lines).decode()
+    except UnicodeDecodeError as error:
+        raise WorkError(f"{path} is not UTF-8 at byte {begun + error.start}; convert it to UTF-8") from None
+    # Editors on Windows put a byte-order mark at the beginning.
+    text = text if begun else text.removeprefix("\ufeff")
+    return Document(place, place, text.replace("\r\n", "\n").strip())
 
 
 def _lines(span: Span) -> Iterator[tuple[int, bytes]]:
-    """Every line that begins at or after the start of a range, to the end of the file, with its place."""
+    """Every line from the first that begins in a range to the end of the file, with its place; none if none does."""
     with span.path.open("rb") as file:
         if span.start:
             file.seek(span.start - 1)
-            file.readline()
+            # A line without end is not read again for every range in it.
+            while not (piece := file.readline(_CHUNK)).endswith(b"\n"):
+                if not piece or file.tell() >= span.stop:
+                    return
         place = file.tell()
         for line in file:
             yield place, line

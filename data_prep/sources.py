@@ -1,7 +1,7 @@
 """Where documents come from: dumps, a user's own text, data sets of the Hugging Face hub; each cut into parts.
 
 Where a part ends follows from the inputs' sizes alone. Names ending in
-    .xml .bz2    MediaWiki dumps, cut by bytes (dump.py); an index (NAME-multistream-index.txt.bz2) is passed over
+    .xml .bz2    MediaWiki dumps, cut by bytes (dump.py); an index (NAME-multistream-index*.bz2) is passed over
     .jsonl       an object with `text`, and `id` and `title` if there are, on each line; cut by bytes
     .jsonl.zst   the same, one part for each file
     .txt         documents parted by empty lines; cut by bytes
@@ -10,6 +10,7 @@ Where a part ends follows from the inputs' sizes alone. Names ending in
 """
 
 import glob
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from data_prep.parts import Part
 from data_prep.text import Document, convert, long_enough
 
 # A part is a unit of parallelism and of restart: many in a small corpus, seconds to a minute of work in a large one.
+_INDEX = re.compile(r"-multistream-index\d*\.txt(-p\d+p\d+)?\.bz2$")
 _PARTS, _SMALLEST, _LARGEST = 512, 2**20, 2**25
 
 
@@ -51,7 +53,7 @@ def find(inputs: list[Path], flag: str) -> list[str]:
         paths = sorted(glob.glob(item, recursive=True)) if glob.has_magic(item) and not Path(item).exists() else [item]
         if not paths:
             raise RequestError(f"no file matches {item}; give existing ones with {flag}")
-        found += [path for path in paths if not Path(path).name.endswith("-multistream-index.txt.bz2")]
+        found += [path for path in paths if not _INDEX.search(path)]
     for source in found:
         _check(source, flag)
     if twice := [source for source, count in Counter(found).items() if count > 1]:

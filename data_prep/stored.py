@@ -1,6 +1,7 @@
 """Documents on disk, as `text` writes them."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,19 @@ def files(folders: list[Path], flag: str) -> list[Path]:
     """
     for folder in folders:
         manifest.verify(folder, "documents", flag)
-    return [path for folder in folders for path in sorted(folder.glob("*.jsonl"))]
+    return [folder / name for folder in folders for name in listed(folder) if name.endswith(".jsonl")]
+
+
+def listed(folder: Path) -> list[str]:
+    """The names of the files that a finished folder's manifest lists, sorted; what else lies there is not of it."""
+    return sorted(json.loads((folder / manifest.NAME).read_text())["files"])
+
+
+def copy(folder: Path, target: Path) -> None:
+    """Copy the files that a finished folder's manifest lists into `target`."""
+    for name in listed(folder):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(folder / name, target / name)
 
 
 def read(path: Path) -> Iterator[Document]:

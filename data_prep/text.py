@@ -25,6 +25,11 @@ def title_key(title: str) -> str:
     return " ".join(title.replace("_", " ").casefold().split())
 
 
+def sound(text: str) -> str:
+    """The text without lone surrogates, which JSON can spell but no file can hold."""
+    return text.encode("utf-8", "ignore").decode()
+
+
 def convert(page: Page, silent: frozenset[str], min_chars: int) -> Document | str:
     """One page as a document, or the reason why it is dropped. Args: silent as in wikitext.plain_text."""
     if page.namespace != 0:

@@ -15,7 +15,9 @@ from asa.errors import RequestError, WorkError
 from asa.hf import vocab_sha256
 from data_prep import stored, vocabularies
 from data_prep.config import TokenizerConfig
+from data_prep.finished import refuse_strangers
 from data_prep.leads import share_of
+from data_prep.workspace import discard, workspace
 
 KIND = "tokenizer"
 
@@ -30,14 +32,15 @@ def train_tokenizer(config: TokenizerConfig) -> None:
         manifest.read(folder, "documents", "--documents")
     made_from = _made_from(config)
     if _is_up_to_date(config, made_from):
+        discard(config.out, made_from)
         return
-    tokenizer = _train(config, shape)
-    with manifest.staging(config.out) as partial:
-        tokenizer.save_pretrained(partial)
+    with workspace(config.out, made_from, config.overwrite) as space:
+        tokenizer = _train(config, shape)
+        tokenizer.save_pretrained(space.out)
         if shape:
-            _fresh_model(shape, tokenizer, config.seed).save_pretrained(partial)
+            _fresh_model(shape, tokenizer, config.seed).save_pretrained(space.out)
         facts = {"tokens": len(tokenizer), "tokenizer_sha256": vocab_sha256(tokenizer)}
-        manifest.write(partial, KIND, {**facts, **made_from})
+        manifest.write(space.out, KIND, {**facts, **made_from})
     model = f", a fresh {shape.model_type} model" if shape else ""
     print(f"{config.kind} of {len(tokenizer):,} tokens{model}; written to {config.out}")
 
@@ -63,6 +66,7 @@ def _is_up_to_date(config: TokenizerConfig, made_from: dict[str, Any]) -> bool:
         raise RequestError(
             f"{config.out} was made from other inputs or settings; set --overwrite true or another --out"
         )
+    refuse_strangers(config.out)
     return False
 
 

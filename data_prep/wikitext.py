@@ -27,7 +27,11 @@ _INLINE = (
     "time|data|ruby|rb|rt|rp|rtc|wbr|onlyinclude|includeonly|noinclude|nowiki|tbody|thead|a|img|section|link|meta"
 )
 _TAG = re.compile(rf"</?(?:(?P<block>{_BLOCKS})|{_INLINE}|{_SKIPPED_TAGS})\b[^<>]*>", re.IGNORECASE)
-_BROKEN_TAG = re.compile(rf"</?(?:{_BLOCKS}|{_INLINE}|{_SKIPPED_TAGS})\b[^<>\n]*(?=<|\n|\Z)", re.IGNORECASE)
+# With an attribute or nothing at all after the name: the `a<b` of a formula is no tag.
+_BROKEN_TAG = re.compile(
+    rf"</?(?:{_BLOCKS}|{_INLINE}|{_SKIPPED_TAGS})\b(?:[ \t]+[\w:-]+[ \t]*=[^<>\n]*(?=<|\n|\Z)|[ /]*(?=\n|\Z))",
+    re.IGNORECASE,
+)
 # Possessive, and no bracket but a whole one in the label: an unclosed one is given up at once.
 _EXTERNAL = re.compile(
     r"\[(?:(?:https?:|ftp:|news:|irc:)?//|mailto:)[^\s\]\[<>\"]*+\s*+((?:[^\[\]\n]|\[[^\[\]\n]*\])*+)\]"

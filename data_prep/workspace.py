@@ -43,14 +43,16 @@ def workspace(out: Path, made_from: dict[str, Any], overwrite: bool) -> Iterator
 
     After an error it stays, if any part is finished.
     Args: made_from decides the output's bytes; overwrite discards a workspace made from anything else.
-    Raises: RequestError when another run holds it, or it was made from other inputs or settings;
+    Raises: RequestError when another run holds it, it was made from other inputs or settings, or is no workspace;
         WorkError for a full disk and the like.
     """
+    out = out.resolve()  # the target of a link is replaced, not the link
     root = _root(out)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(f"{root} cannot be made ({error.strerror}); set another --out") from None
+    _refuse_foreign(root)
     with _locked(root, out):
         _claim(root, _text(made_from), overwrite)
         space = Workspace(root)
@@ -61,7 +63,7 @@ def workspace(out: Path, made_from: dict[str, Any], overwrite: bool) -> Iterator
         except BaseException as error:
             # A stage's own workspace may lie inside: a finished part of any stage is worth keeping.
             if root.exists() and not any(root.rglob("marks/*/*.json")) and not any(root.rglob(MANIFEST)):
-                shutil.rmtree(root)
+                _remove(root)
             if isinstance(error, OSError):
                 raise WorkError(f"{error}; mend it and run the same command again to go on") from None
             raise
@@ -69,6 +71,7 @@ def workspace(out: Path, made_from: dict[str, Any], overwrite: bool) -> Iterator
 
 def discard(out: Path, made_from: dict[str, Any]) -> None:
     """Remove what a run killed just after publishing `out` has left beside it; work on anything else stays."""
+    out = out.resolve()
     root = _root(out)
     if (root / _SETTINGS).is_file() and (root / _SETTINGS).read_text() == _text(made_from):
         with _locked(root, out):
@@ -85,12 +88,20 @@ def _text(made_from: dict[str, Any]) -> str:
 
 @contextmanager
 def _locked(root: Path, out: Path) -> Iterator[None]:
-    with (root / _LOCK).open("w") as lock:
+    with (root / _LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RequestError(f"another run is writing {out}; wait for it or set another --out") from None
         yield
+
+
+def _refuse_foreign(root: Path) -> None:
+    """Raise RequestError for a folder with files in it that no run has claimed: the settings are a run's first file."""
+    if not (root / _SETTINGS).is_file() and any(
+        path.name != _LOCK and not path.name.startswith(_SETTINGS) for path in root.iterdir()
+    ):
+        raise RequestError(f"{root} is there and is no unfinished work; move it or set another --out")
 
 
 def _claim(root: Path, text: str, overwrite: bool) -> None:

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from asa.config import from_dict
 from cli import main
 from data_prep import __main__ as commands
+from data_prep import extract
 from data_prep.config import BuildConfig
 from data_prep.leads import load, split_of
 
@@ -115,6 +116,14 @@ def test_a_foreign_folder_is_never_replaced(build_argv: Argv, tmp_path: Path) ->
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
 
 
+def test_a_users_file_in_a_finished_folder_is_never_replaced(build_argv: Argv, tmp_path: Path) -> None:
+    assert run("build", *build_argv()) == 0
+    notes = tmp_path / "out" / "shards" / "notes.txt"
+    notes.write_text("what I saw")
+    assert run("build", *build_argv(length=16, overwrite="true")) == 2
+    assert notes.read_text() == "what I saw"
+
+
 def test_a_damaged_dump_leaves_nothing(
     build_argv: Argv, dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +145,7 @@ def test_a_damaged_dump_leaves_nothing(
         ({"length": 513}, "--length"),
         ({"heldout": 1.0}, "heldout < 1"),
         ({"workers": 0}, "--workers"),
+        ({"shard": "00/2"}, "shard"),
         ({"lenght": 128}, "did you mean 'length'"),
         ({"dumps": "[]", "leads": "null"}, "nothing to build"),
     ],
@@ -160,9 +170,22 @@ def test_wrong_usage(argv: list[str]) -> None:
     assert run(*argv) == 2
 
 
+def test_ctrl_c_outside_the_parts_is_one_line(
+    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(extract.sources, "parts", interrupted)
+    assert run("text", dump, "--out", tmp_path / "out") == 130
+    assert "interrupted" in one_line(capsys)
+
+
 def test_text_part_out_of_range(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("text", dump, "--out", tmp_path / "out", "--shard", "2/2") == 2
     assert "--shard" in one_line(capsys)
+    assert run("text", dump, "--out", tmp_path / "out", "--shard", "00/2") == 2
+    assert "shard" in one_line(capsys)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

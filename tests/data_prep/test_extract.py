@@ -8,7 +8,7 @@ import pytest
 
 from cli import main
 from data_prep import __main__ as commands
-from data_prep import sources
+from data_prep import sources, stored
 from tests.data_prep.conftest import content, dump_xml, page_xml, prose
 
 COMMANDS = {"text": commands.text, "merge": commands.merge, "dedup": commands.dedup, "verify": commands.verify}
@@ -88,6 +88,34 @@ def test_parts_that_are_no_whole(plain: Path, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "out").exists()
 
 
+def test_files_that_no_manifest_lists_are_neither_read_nor_replaced(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, stray = tmp_path / "one", tmp_path / "one" / "documents-notes.jsonl"
+    assert run("text", plain, "--out", one) == 0
+    stray.write_text('{"id": "1", "title": "x", "text": "my notes"}\n')
+    assert stray not in stored.files([one], "INPUT")
+    for command in ("merge", "dedup"):
+        assert run(command, one, "--out", tmp_path / command) == 0
+        assert not (tmp_path / command / stray.name).exists()
+        assert all(row["text"] != "my notes" for row in rows(tmp_path / command))
+    capsys.readouterr()
+    assert run("text", plain, "--out", one, "--min_chars", 50, "--overwrite", "true") == 2
+    assert stray.name in one_line(capsys)
+    stray.rename(tmp_path / "notes")
+    assert run("text", plain, "--out", one, "--min_chars", 50, "--overwrite", "true") == 0
+
+
+def test_an_out_that_is_a_link_stays_one(plain: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    for flags in ((), ("--min_chars", 50, "--overwrite", "true")):
+        assert run("text", plain, "--out", tmp_path / "out", *flags) == 0
+        assert (tmp_path / "out").is_symlink()
+        assert (tmp_path / "disk" / "manifest.json").is_file()
+    assert not list(tmp_path.glob("*.partial"))
+
+
 def test_a_damaged_part_is_not_merged(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("text", plain, "--out", tmp_path / "a") == 0
     path = next((tmp_path / "a").glob("*.jsonl"))
@@ -135,6 +163,12 @@ def test_duplicates_go_and_the_first_stays(repeated: Path, tmp_path: Path, near:
     assert kinds == ["first"] * 20 + (["near"] * 5 if near == 1 else []) + ["far"] * 5
     expected = {f"{kind} duplicate": count for kind, count in gone.items()}
     assert facts(tmp_path / "out")["documents"] == {"kept": len(kinds), "dropped": expected}
+
+
+def test_dedup_of_no_documents(plain: Path, tmp_path: Path) -> None:
+    assert run("text", plain, "--out", tmp_path / "none", "--min_chars", 10**6) == 0
+    assert run("dedup", tmp_path / "none", "--out", tmp_path / "out") == 0
+    assert facts(tmp_path / "out")["documents"]["kept"] == 0
 
 
 def test_dedup_is_the_same_for_any_number_of_workers(repeated: Path, tmp_path: Path) -> None:

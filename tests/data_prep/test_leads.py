@@ -58,3 +58,17 @@ def test_damaged_leads(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(WorkError, match=r"leads\.json"):
         module.load(path)
+
+
+@pytest.mark.parametrize("key", ["title", "topic"])
+def test_a_lead_with_null_for_a_string(key: str, tmp_path: Path) -> None:
+    entry = {"title": "T", "extract": "text", "description": "", "topic": "Arts", key: None}
+    (tmp_path / "leads.json").write_text(json.dumps({"T": entry}))
+    with pytest.raises(WorkError, match="None for a string"):
+        module.load(tmp_path / "leads.json")
+
+
+def test_lone_surrogates_are_no_text(tmp_path: Path) -> None:
+    entry = {"title": "T\ud800", "extract": "text\ud800", "description": "", "topic": "Arts\ud800"}
+    (tmp_path / "leads.json").write_text(json.dumps({"T": entry}))
+    assert module.load(tmp_path / "leads.json") == [Lead("T", "text", "Arts")]

@@ -71,6 +71,17 @@ def test_a_re_run_does_only_what_is_missing(tmp_path: Path) -> None:
     assert len(content(out)) == 5
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_the_workspaces_name_is_left_alone(tmp_path: Path, overwrite: bool) -> None:
+    root = tmp_path / "out.partial"
+    root.mkdir()
+    for name in ("thesis.txt", "lock"):
+        (root / name).write_text("years of work")
+    with pytest.raises(RequestError, match="no unfinished work"), workspace(tmp_path / "out", MADE_FROM, overwrite):
+        pass
+    assert content(root) == dict.fromkeys(("thesis.txt", "lock"), b"years of work")
+
+
 def test_a_part_whose_file_was_cut_is_done_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(WorkError), workspace(out, MADE_FROM, overwrite=False) as space:

@@ -1,6 +1,7 @@
 """Every form of input, cut into parts and read."""
 
 import bz2
+import io
 import itertools
 import json
 import re
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asa.errors import RequestError, WorkError
-from data_prep import hub, sources
+from data_prep import hub, own, sources
 from data_prep.sources import Task
 from data_prep.text import Document
 from tests.data_prep.conftest import dump_xml, page_xml, prose
@@ -58,6 +59,53 @@ def test_text_without_id_and_title_is_named_by_its_place(tmp_path: Path) -> None
     ]
 
 
+def test_an_empty_id_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "one", "id": null}\n{"text": "two", "id": ""}\n{"text": "3", "id": 0}\n'
+    )
+    assert [document.title for document in read(tmp_path / "a.jsonl", min_chars=1)] == ["a.jsonl:0", "a.jsonl:28", "0"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_one_long_document_is_not_read_again_for_every_part(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    text = "words of it" + (" " if name == "a.jsonl" else "\n")
+    path.write_text(json.dumps({"text": text * 1000}) if name == "a.jsonl" else text * 1000)
+    read_bytes = []
+
+    class Counted(io.FileIO):
+        def readline(self, size: int | None = -1) -> bytes:
+            read_bytes.append(len(line := super().readline(size)))
+            return line
+
+        def __next__(self) -> bytes:
+            read_bytes.append(len(line := super().__next__()))
+            return line
+
+    monkeypatch.setattr(own, "_CHUNK", 100)
+    monkeypatch.setattr(Path, "open", lambda self, mode: Counted(self, mode))
+    size = path.stat().st_size
+    tasks = [Task(str(path), start, start + 400) for start in range(0, size, 400)]
+    assert len([document for task in tasks for document in sources.documents(task, Counter(), 1)]) == 1
+    assert sum(read_bytes) < 6 * size
+
+
+def test_text_of_other_editors(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\r\ntwo\r\n\r\nthree\r\n".encode())
+    assert [document.text for document in read(path, min_chars=1)] == ["one\ntwo", "three"]
+    path.write_bytes(b"one\n\ncaf\xe9\n")
+    with pytest.raises(WorkError, match=r"a\.txt is not UTF-8 at byte 8"):
+        read(path, min_chars=1)
+
+
+def test_lone_surrogates_go_from_every_field(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "i\\ud800", "title": "t\\ud800", "text": "x\\ud800"}\n')
+    assert read(tmp_path / "a.jsonl", min_chars=1) == [Document("i", "t", "x")]
+
+
 LINES = st.lists(st.sampled_from(["word", "a b", "", " ", "end."]), max_size=30)
 
 
@@ -80,7 +128,8 @@ def test_text_files_are_cut_at_empty_lines(
 def test_globs_and_an_index_beside_the_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("x-multistream2.xml-p4p6.bz2", "x-multistream1.xml-p1p3.bz2"):
         (tmp_path / name).write_bytes(bz2.compress(dump_xml(page_xml(name, prose(1))).encode()))
-    (tmp_path / "x-multistream-index.txt.bz2").write_bytes(bz2.compress(b"600:1:A\n"))
+    for name in ("x-multistream-index.txt.bz2", "x-multistream-index1.txt-p1p41242.bz2"):
+        (tmp_path / name).write_bytes(bz2.compress(b"600:1:A\n"))
     monkeypatch.chdir(tmp_path)
     assert [document.title[:14] for document in read("x-*.bz2")] == ["x-multistream1", "x-multistream2"]
     with pytest.raises(RequestError, match="index alone"):

@@ -81,11 +81,17 @@ def test_an_apostrophe_before_a_quote_run_stays(line: str, expected: str) -> Non
     assert unquoted(line) == expected
 
 
-@pytest.mark.parametrize("markup", ["{{open a", "[[open|b", "{| x\n| y", "<ref>never closed", "a ]] }} b", "=== x"])
+@pytest.mark.parametrize("line", ["For all a<b we go on.", "Here 0<p<1 and x<s or x<u.", "If i<q = 5 it ends."])
+def test_a_less_sign_before_a_tags_name_loses_nothing(line: str) -> None:
+    assert plain_text(f"{line} Another one.\nNext line.") == f"{line} Another one.\nNext line."
+
+
+@pytest.mark.parametrize("markup", ["{{open a", "[[open|b", "{| x\n| y\n", "<ref>never closed", "a ]] }} b", "=== x"])
 def test_broken_markup_leaves_no_signs_and_loses_no_text(markup: str) -> None:
     text = plain_text(f"prose {markup} more\n\nlater")
     assert text.startswith("prose")
     assert text.endswith("later")
+    assert "more" in text
     assert not any(sign in text for sign in SIGNS)
 
 

@@ -19,6 +19,7 @@ from data_prep.config import TokenizerConfig
 from data_prep.encode import Encoder
 from data_prep.tokenizer import Vocabulary
 from data_prep.train_tokenizer import train_tokenizer
+from data_prep.workspace import workspace
 from tests.data_prep.conftest import dump_xml, page_xml, prose, save_tokenizer
 
 Argv = list[str]
@@ -163,8 +164,25 @@ def test_a_trained_vocabulary_is_reused_refused_and_replaced(
     other = {"documents": [documents], "out": tmp_path / "out", "vocab_size": 305}
     with pytest.raises(RequestError, match="--overwrite true"):
         train_tokenizer(TokenizerConfig(**other))
+    (tmp_path / "out" / "notes.txt").write_text("what I saw")
+    with pytest.raises(RequestError, match="notes"):
+        train_tokenizer(TokenizerConfig(**other, overwrite=True))
+    (tmp_path / "out" / "notes.txt").unlink()
     train_tokenizer(TokenizerConfig(**other, overwrite=True))
     assert len(json.loads((tmp_path / "out/tokenizer.json").read_text())["model"]["vocab"]) == 305
+
+
+def test_unfinished_work_of_another_command_is_left_alone(documents: Path, tmp_path: Path) -> None:
+    def fail() -> None:
+        with workspace(tmp_path / "out", {"stage": "text"}, overwrite=False) as space:
+            (space.out / "manifest.json").write_text("hours of work")
+            raise WorkError("full")
+
+    with pytest.raises(WorkError, match="full"):
+        fail()
+    with pytest.raises(RequestError, match="unfinished work from other"):
+        train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", vocab_size=300, lowercase=True))
+    assert (tmp_path / "out.partial/out/manifest.json").read_text() == "hours of work"
 
 
 def test_what_cannot_be_trained(documents: Path, tmp_path: Path) -> None:
