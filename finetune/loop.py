@@ -3,6 +3,7 @@
 import math
 import shutil
 import time
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,8 @@ class Best:
 
 
 class Meter:
-    """Means of the training terms since the last log line, each over the steps that had it; nothing waits for the device
-    before `drain`."""
+    """Means of the training terms since the last log line, each over the steps that had it; nothing waits for the
+    device before `drain`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}

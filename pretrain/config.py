@@ -12,9 +12,11 @@ from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.families import family
-from asa.methods import MethodName, MethodsConfig
+from asa.methods import METHODS, MethodName, MethodsConfig
 from asa.optim import OptimConfig
 from pretrain.masking import Masking
+
+HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
 
 
 @config
@@ -41,8 +43,9 @@ class PretrainConfig(MethodsConfig):
     objective: Literal["mlm", "rtd"] = "mlm"
     """What is learnt: mlm (predict masked tokens) or rtd (tell the tokens that a generator has replaced, ELECTRA's)."""
     method: MethodName = "asa"
-    """Training method: vanilla (the paper's longer-trained control), asa (Adversarial Self-Attention, Eq. 10) or
-    random_mask (naive masking)."""
+    """Training method: vanilla (the paper's longer-trained control), asa (Adversarial Self-Attention, Eq. 10),
+    asa_sparse, asa_freelb, random_mask (naive masking), pgd, freeat, yopo, freelb, fgm, smart, smart_released, alum,
+    vat, r3f, r_drop or creat; docs/methods.md describes them."""
     steps: Annotated[int, Field(ge=1)] = 20_000
     """Optimizer steps."""
     global_batch: Annotated[int, Field(ge=1)] = 1024
@@ -97,6 +100,7 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
             f"global_batch {config.global_batch} cannot be shared by {world} processes;"
             f" set --global_batch to a multiple of {world}, or --nproc"
         )
+    _check_method(config)
     facts = manifest.read(config.data, "shards", "--data")
     for split, rows in facts["rows"].items():
         if not rows:
@@ -107,6 +111,35 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
     _check_tokenizer(config, facts)
     if config.objective == "rtd" and config.rtd.generator is not None:
         _check_generator(config.rtd.generator, config.model, facts)
+
+
+def _check_method(config: PretrainConfig) -> None:
+    name = config.method
+    if METHODS[name](config).replays > 1 and config.objective == "rtd":
+        raise RequestError(
+            f"method {name} replays a window that the generator learns from once only; set --objective mlm"
+        )
+    if name == "yopo" and config.zero == 3:
+        raise RequestError("method yopo runs the first block by itself, which ZeRO 3 does not let it; set --zero 2")
+    if config.precision != "fp32":
+        for flag, size in _small_sizes(config):
+            if size < HALF_SIZE:
+                raise RequestError(
+                    f"{flag} {size:g} drowns in the rounding of {config.precision}; set --precision fp32,"
+                    f" or --{flag} to {HALF_SIZE:g} or more"
+                )
+
+
+def _small_sizes(config: PretrainConfig) -> list[tuple[str, float]]:
+    """Flags and values of the perturbations that method compares the clean prediction with, or starts to climb from."""
+    smooth = {"smart": config.smart, "alum": config.alum}.get(config.method)
+    if smooth is not None and smooth.weight:
+        return [(f"{config.method}.radius", smooth.radius), (f"{config.method}.noise", smooth.noise)]
+    if config.method == "vat" and config.vat.weight:
+        return [("vat.radius", config.vat.radius), ("vat.distance", config.vat.distance)]
+    if config.method == "r3f" and config.r3f.weight:
+        return [("r3f.noise", config.r3f.noise)]
+    return []
 
 
 def _check_generator(folder: Path, model: Path, facts: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from asa.adversary import ASAConfig
 from asa.batch import Batch, Kind
@@ -95,8 +96,15 @@ def main(folder: Path) -> int:
         if check is None:
             print(f"{path.stem:16s} -         skipped: no method of this version computes it")
             continue
-        good, worst, value = verdict(check(*read(path)))
-        checked, failed = checked + 1, failed + (not good)
+        checked += 1
+        try:
+            content = read(path)
+        except (OSError, SafetensorError) as damage:
+            failed += 1
+            print(f"{path.stem:16s} -         FAIL: unreadable ({damage})")
+            continue
+        good, worst, value = verdict(check(*content))
+        failed += not good
         print(f"{path.stem:16s} {value:.1e}   {'ok' if good else f'FAIL at {worst}'}")
     if not checked:
         print(f"error: no golden file ({'_*, '.join(CHECKS)}_*.safetensors) to check in {folder}", file=sys.stderr)

@@ -11,7 +11,7 @@ from asa.engine import Engine
 from asa.losses import task_loss
 from asa.methods.ball import dropout
 from asa.methods.base import At, Stateless
-from asa.methods.smoothness import SmoothConfig, prediction, smoothness
+from asa.methods.smoothness import SmoothConfig, noise, prediction, smoothness
 
 
 class ALUM(Stateless):
@@ -21,9 +21,10 @@ class ALUM(Stateless):
         self.options = options
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        start_RLD = noise(engine, batch, self.options)
         with dropout(engine, self.options.dropout):
             clean = engine.forward(batch)
-            smooth = smoothness(engine, batch, prediction(clean, batch), self.options)
+            smooth = smoothness(engine, batch, prediction(clean, batch), start_RLD, self.options)
         task = task_loss(clean, batch)
         loss = task + smooth
         engine.backward(loss)

@@ -15,16 +15,18 @@ from asa.batch import Batch
 from asa.engine import Engine
 from asa.errors import RequestError
 from asa.losses import masked_share, task_loss
-from asa.methods.asa import costs, ready
+from asa.methods.asa import Map, costs, ready
 from asa.methods.ball import begin, climb, dropout, room
 from asa.methods.base import At, Stateless
 from asa.methods.freelb import FreeLBConfig
 from asa.model import Output
-from asa.signal import Perturb
+from asa.signal import Attend, Perturb
+
+Attack = tuple[Attend, dict[int, Map]]
 
 
 class ASAFreeLB(Stateless):
-    """Terms are means over the passes they belong to."""
+    """Terms are means over the passes they belong to: `task` over all, clean and attacked."""
 
     uses_adversary = True
 
@@ -40,10 +42,12 @@ class ASAFreeLB(Stateless):
         delta_RLD = begin(where, options)
         means: dict[str, Tensor] = {}
         first: Output | None = None
+        # All before the passes: a pass puts the random state back, and every draw after one would be the same.
+        attacks = [None, *(ready(engine, batch) for _ in range(1, self.passes))]
         with dropout(engine, options.dropout):
             for number in range(self.passes):
                 words_RLD = None if options.clean_first and number == 0 else delta_RLD
-                out, terms = self._pass(engine, batch, words_RLD, first)
+                out, terms = self._pass(engine, batch, words_RLD, first, attacks[number])
                 means |= {name: means[name] + term if name in means else term for name, term in terms.items()}
                 first = first or _fixed(out)
                 if words_RLD is not None and number + 1 < self.passes:
@@ -52,10 +56,10 @@ class ASAFreeLB(Stateless):
         return {"loss": loss, **means}
 
     def _pass(
-        self, engine: Engine, batch: Batch, words_RLD: Tensor | None, first: Output | None
+        self, engine: Engine, batch: Batch, words_RLD: Tensor | None, first: Output | None, attack: Attack | None
     ) -> tuple[Output, dict[str, Tensor]]:
         """One pass and its backward; without a `first` to compare with, attention is left alone."""
-        attend, maps = ready(engine, batch) if first else (None, {})
+        attend, maps = attack or (None, {})
         out = engine.forward(batch, Perturb(embed_BLD=words_RLD, attend=attend))
         terms = {"task": task_loss(out, batch) / self.passes}
         share: dict[str, Tensor] = {}

@@ -21,9 +21,8 @@ from asa.losses import masked_share, task_loss
 from asa.methods.asa import Map, costs, ready
 from asa.methods.ball import dropout
 from asa.methods.base import At, Stateless
-from asa.methods.subset import choose, of
+from asa.methods.subset import Subset, choose, of
 from asa.methods.vanilla import Vanilla
-from asa.model import Output
 from asa.signal import Perturb
 
 
@@ -55,31 +54,32 @@ class ASASparse(Stateless):
         self.updates = 0
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
-        if (self.updates + 1) % self.options.every:
-            return Vanilla().backward(engine, batch, at)
         depth = int(engine.module.model.config.num_hidden_layers)
         if max(self.options.layers or [0]) >= depth:
             raise RequestError(f"the model has layers 0 to {depth - 1}; set --asa_sparse.layers to some of them")
+        if (self.updates + 1) % self.options.every:
+            return Vanilla().backward(engine, batch, at)
+        subset = self._subset(batch)
+        part = batch if subset is None else subset.batch
+        attend, maps = ready(engine, part, self.options.layers)
         with dropout(engine, self.asa.dropout):
-            clean = engine.forward(batch)
-            terms, share = self._attack(engine, batch, clean, depth)
+            clean, attacked = engine.forward(batch), engine.forward(part, Perturb(attend=attend))
+        compared = clean if subset is None else of(clean, subset)
+        scale = len(batch.inputs["input_ids"]) / len(part.inputs["input_ids"])
+        terms = {name: scale * term for name, term in costs(compared, attacked, part, maps, self.asa).items()}
+        share = _shares(maps, part, depth) * scale
         terms = {"task": task_loss(clean, batch), **terms}
         loss = torch.stack(list(terms.values())).sum()
         engine.backward(loss)
         return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}, "masked_share": share}
 
-    def _attack(self, engine: Engine, batch: Batch, clean: Output, depth: int) -> tuple[dict[str, Tensor], Tensor]:
-        """The attack's terms, scaled up to all rows, and the masked share by layer."""
+    def _subset(self, batch: Batch) -> Subset | None:
+        """The rows that are attacked; None: all."""
         examples = len(batch.inputs["input_ids"])
         wanted = max(1, round(self.options.share * examples))
-        if wanted < examples:
-            subset = choose(batch, torch.randperm(examples, device=batch.labels.device)[:wanted])
-            batch, clean = subset.batch, of(clean, subset)
-        attend, maps = ready(engine, batch, self.options.layers)
-        attacked = engine.forward(batch, Perturb(attend=attend))
-        scale = examples / wanted
-        terms = {name: scale * term for name, term in costs(clean, attacked, batch, maps, self.asa).items()}
-        return terms, _shares(maps, batch, depth) * scale
+        if wanted == examples:
+            return None
+        return choose(batch, torch.randperm(examples, device=batch.labels.device)[:wanted])
 
     def after_step(self, engine: Engine) -> None:
         self.updates += 1

@@ -49,12 +49,12 @@ class CreAT(Stateless):
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options, where = self.options, room(engine, batch)
+        delta_RLD = perturb.gaussian(where, options.start).requires_grad_()
         with dropout(engine, options.dropout):
             states: list[Tensor] = []
             task = task_loss(engine.forward(batch, tap=_collect(states)), batch)
             engine.backward(task / 2)
             clean_RLD = states[-1].detach()
-            delta_RLD = perturb.gaussian(where, options.start).requires_grad_()
             for _ in range(options.ascents):
                 out = engine.probe(batch, Perturb(embed_BLD=delta_RLD), _collect(states))
                 reached = task_loss(out, batch) - options.temperature * likeness(states[-1], clean_RLD, batch)

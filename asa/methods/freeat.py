@@ -29,7 +29,7 @@ class FreeATConfig(BallConfig):
 
 
 class FreeAT(Stateless):
-    """The task loss at a perturbation that is one ascent, and one update, old."""
+    """The task loss at a perturbation that is one ascent, and one update, old; that is its term `task` too."""
 
     def __init__(self, options: FreeATConfig) -> None:
         self.options = options

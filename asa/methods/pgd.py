@@ -29,7 +29,7 @@ class PGDConfig(BallConfig):
 
 
 class PGD(Stateless):
-    """The task loss at the perturbation that maximises it."""
+    """The task loss at the perturbation that maximises it; term `task` is that loss, no clean one."""
 
     def __init__(self, options: PGDConfig) -> None:
         self.options = options

@@ -1,7 +1,8 @@
 """R-Drop (Liang et al., NeurIPS 2021, arXiv 2106.14448): two passes that differ in their dropout masks alone.
 
-The mean of both task losses + alpha * (KL(a || b) + KL(b || a)) / 2. With nothing masked ASA's divergence is this one,
-which makes R-Drop its control. Without dropout in the model the passes are equal and the term is zero.
+The mean of both task losses + weight * (KL(a || b) + KL(b || a)) / 2. With nothing masked ASA's divergence is this one,
+which makes R-Drop its control. Without dropout in the model the passes are equal and the term is zero. The paper adds
+both task losses where we take their mean, so that a weight w here acts as an alpha of 2 w there.
 """
 
 from torch import Tensor
@@ -19,7 +20,7 @@ class RDropConfig:
     """R-Drop."""
 
     weight: Weight = 1.0
-    """Factor alpha of the divergence; the paper takes 0.1 to 5."""
+    """Factor of the divergence: half the paper's alpha, which is 0.1 to 5."""
 
 
 class RDrop(Stateless):

@@ -19,7 +19,7 @@ from asa.engine import Engine, load_parameters
 from asa.losses import task_loss
 from asa.methods.ball import dropout
 from asa.methods.base import At, Stateless
-from asa.methods.smoothness import SmoothConfig, Weight, apart, prediction, smoothness
+from asa.methods.smoothness import SmoothConfig, Weight, apart, noise, prediction, smoothness
 from asa.model import TaskModel
 
 Beta = Annotated[float, Field(ge=0, le=1)]
@@ -49,11 +49,12 @@ class SMART(Stateless):
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options, terms = self.options, {}
         guide = self._guide(engine, batch) if options.proximal else None
+        start_RLD = noise(engine, batch, options) if options.weight else None
         with dropout(engine, options.dropout):
             out = engine.forward(batch)
             terms["task"] = task_loss(out, batch)
-            if options.weight:
-                terms["smooth"] = smoothness(engine, batch, prediction(out, batch), options)
+            if start_RLD is not None:
+                terms["smooth"] = smoothness(engine, batch, prediction(out, batch), start_RLD, options)
         if guide is not None:
             terms["proximal"] = options.proximal * apart(guide, prediction(out, batch), batch)
         loss = torch.stack(list(terms.values())).sum()

@@ -56,7 +56,9 @@ class SMARTReleased(Stateless):
         for _ in range(self.options.ascents):
             reached = prediction(engine.probe(batch, Perturb(embed_BLD=delta_RLD)), batch)
             (gradient_RLD,) = engine.ascend(_climbed(clean.detach(), reached, batch), (delta_RLD,))
-            moved_RLD = delta_RLD.detach() + self.options.step_size * gradient_RLD
+            # As in the other methods: a token whose gradient has overflowed in FP16 takes no step.
+            usable_RL1 = gradient_RLD.isfinite().all(-1, keepdim=True)
+            moved_RLD = delta_RLD.detach() + self.options.step_size * torch.where(usable_RL1, gradient_RLD, 0)
             delta_RLD = (moved_RLD / (moved_RLD.abs().amax(-1, keepdim=True) + GUARD)).requires_grad_()
         other = prediction(engine.forward(batch, Perturb(embed_BLD=delta_RLD.detach())), batch)
         smooth = self.options.weight * _both_ways(clean, other, batch)

@@ -3,7 +3,7 @@ that need no label for their adversary (SMART, ALUM, R3F, R-Drop)."""
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,6 +38,12 @@ class SmoothConfig:
     dropout: Dropout = "shared"
     """Clean and perturbed passes have the same dropout masks, or each its own, which then is most of the divergence."""
 
+    @model_validator(mode="after")
+    def _climbs(self) -> "SmoothConfig":
+        if self.weight and not self.noise and self.dropout == "shared":
+            raise ValueError("with noise 0 and dropout shared the divergence has no gradient; set noise above 0")
+        return self
+
 
 def prediction(out: Output, batch: Batch) -> Tensor:
     """What two passes are compared by: log distributions (any, C), or N numbers for a regression; fp32."""
@@ -65,10 +71,15 @@ def _mean(per_unit: Tensor, batch: Batch) -> Tensor:
     return per_unit.sum() / batch.total_labels
 
 
-def worst(engine: Engine, batch: Batch, clean: Tensor, options: SmoothConfig) -> Tensor:
+def noise(engine: Engine, batch: Batch, options: SmoothConfig) -> Tensor:
+    """The Gaussian start of a perturbation, RLD. To be drawn before passes that share dropout: they put the random
+    state back, so that what is drawn between them comes again in the masks of the next micro-batch."""
+    return perturb.gaussian(room(engine, batch), options.noise)
+
+
+def worst(engine: Engine, batch: Batch, clean: Tensor, start_RLD: Tensor, options: SmoothConfig) -> Tensor:
     """The perturbation RLD that projected ascent finds to drive the prediction furthest from `clean`; a constant."""
-    where = room(engine, batch)
-    delta_RLD = perturb.gaussian(where, options.noise).requires_grad_()
+    where, delta_RLD = room(engine, batch), start_RLD.requires_grad_()
     for _ in range(options.ascents):
         reached = prediction(engine.probe(batch, Perturb(embed_BLD=delta_RLD)), batch)
         (gradient_RLD,) = engine.ascend(apart(clean.detach(), reached, batch), (delta_RLD,))
@@ -78,8 +89,8 @@ def worst(engine: Engine, batch: Batch, clean: Tensor, options: SmoothConfig) ->
     return delta_RLD.detach()
 
 
-def smoothness(engine: Engine, batch: Batch, clean: Tensor, options: SmoothConfig) -> Tensor:
+def smoothness(engine: Engine, batch: Batch, clean: Tensor, start_RLD: Tensor, options: SmoothConfig) -> Tensor:
     """SMART's R_s times its weight: both predictions carry gradient, the perturbation does not."""
-    delta_RLD = worst(engine, batch, clean, options)
+    delta_RLD = worst(engine, batch, clean, start_RLD, options)
     attacked = prediction(engine.forward(batch, Perturb(embed_BLD=delta_RLD)), batch)
     return options.weight * apart(clean, attacked, batch)

@@ -31,7 +31,7 @@ class VATConfig:
     """Factor alpha of the divergence; the paper keeps 1 and tunes the radius."""
     radius: Size = 0.1
     """L2 norm of an example's perturbation, in units of the embeddings."""
-    distance: Size = 1e-3
+    distance: Annotated[float, Field(gt=0, le=1e4)] = 1e-3
     """L2 norm at which the gradient is taken; the paper's 1e-6 drowns in the rounding of fp32."""
     iterations: Annotated[int, Field(ge=1, le=100)] = 1
     """Power iterations; each costs a forward and a backward in the embeddings."""
@@ -46,10 +46,12 @@ class VAT(Stateless):
         self.options = options
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        where = room(engine, batch)
+        unit_RLD = perturb.direction(perturb.gaussian(where, 1.0), where, "l2")
         with dropout(engine, self.options.dropout):
             out = engine.forward(batch)
             target = prediction(out, batch).detach()
-            delta_RLD = self._steepest(engine, batch, target) * self.options.radius
+            delta_RLD = self._steepest(engine, batch, target, unit_RLD) * self.options.radius
             attacked = prediction(engine.forward(batch, Perturb(embed_BLD=delta_RLD)), batch)
         task = task_loss(out, batch)
         smooth = self.options.weight * towards(target, attacked, batch)
@@ -57,10 +59,9 @@ class VAT(Stateless):
         engine.backward(loss)
         return {"loss": loss.detach(), "task": task.detach(), "smooth": smooth.detach()}
 
-    def _steepest(self, engine: Engine, batch: Batch, target: Tensor) -> Tensor:
+    def _steepest(self, engine: Engine, batch: Batch, target: Tensor, unit_RLD: Tensor) -> Tensor:
         """The direction RLD, of norm 1 per example, in which the prediction leaves `target` fastest."""
         where = room(engine, batch)
-        unit_RLD = perturb.direction(perturb.gaussian(where, 1.0), where, "l2")
         for _ in range(self.options.iterations):
             delta_RLD = (unit_RLD * self.options.distance).requires_grad_()
             reached = prediction(engine.probe(batch, Perturb(embed_BLD=delta_RLD)), batch)

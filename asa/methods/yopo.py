@@ -82,7 +82,8 @@ class YOPO(Stateless):
         p_RLD = direction(p_RLD, where, "l2")
         for _ in range(self.options.inner):
             climbed = (p_RLD * first_block(engine, batch, delta_RLD).float()).sum()
-            (gradient_RLD,) = engine.ascend(climbed, (delta_RLD,))
+            # Of norm 1 p needs no loss scale, and under a large one would overflow.
+            (gradient_RLD,) = engine.ascend(climbed, (delta_RLD,), scaled=True)
             delta_RLD = climb(delta_RLD, gradient_RLD, where, self.options)
         return delta_RLD
 

@@ -1,12 +1,13 @@
 """ASA in FreeLB's passes, and ASA every k-th step, on some rows, in some layers."""
 
+from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from asa.adversary import ASAConfig
+from asa.adversary import Adversary, ASAConfig
 from asa.errors import RequestError
 from asa.losses import divergence, kept_units, penalty, task_loss
 from asa.methods import METHODS, At, MethodsConfig, asa_sparse
@@ -97,6 +98,7 @@ def test_only_the_chosen_layers_are_attacked() -> None:
     ("asa", "options", "flag"),
     [
         (CONFIG, ASASparseConfig(layers=(0, 2), every=1), "--asa_sparse.layers"),
+        (CONFIG, ASASparseConfig(layers=(0, 2), every=3), "--asa_sparse.layers"),  # at once, not at the third step
         (ASAConfig(dropout="shared"), ASASparseConfig(share=0.5), "--asa_sparse.share"),
     ],
 )
@@ -132,3 +134,12 @@ def test_asa_and_freelb_share_freelbs_passes(kind: Any) -> None:
 def test_asa_freelb_needs_a_pass_to_compare_with() -> None:
     with pytest.raises(RequestError, match=r"--freelb\.passes"):
         METHODS["asa_freelb"](MethodsConfig(freelb=FreeLBConfig(passes=1)))
+
+
+def test_each_pass_of_asa_freelb_has_its_own_gumbel_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    gumbel, draw, drawn = ASAConfig(mask="gumbel"), Adversary.noise, []
+    monkeypatch.setattr(Adversary, "noise", lambda self, pad: drawn.append(draw(self, pad)) or drawn[-1])
+    engine = Watched(tiny_module("mlm", gumbel))
+    ASAFreeLB(gumbel, FreeLBConfig(passes=3)).backward(engine, tiny_batch(), At(0, 0))
+    assert len(drawn) == 4  # two attacked passes, two layers
+    assert not any(torch.equal(one, other) for one, other in combinations(drawn, 2))

@@ -1,5 +1,6 @@
 """What every method of the registry promises, whatever it does: on all kinds of tasks, on the plain engine."""
 
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -90,9 +91,9 @@ class Watched(PlainEngine):
         self._note(perturb)
         return super().probe(batch, perturb, tap)
 
-    def ascend(self, loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         before = gradients(self.module)
-        found = super().ascend(loss, wrt)
+        found = super().ascend(loss, wrt, scaled)
         after = gradients(self.module)
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
@@ -240,3 +241,19 @@ def test_an_examples_part_does_not_depend_on_the_rest_of_the_batch(name: str, mo
 def _same(room: Room) -> Tensor:
     drawn_LD = torch.rand(room.real_RL.shape[1], room.width, generator=torch.Generator().manual_seed(5)) - 0.5
     return drawn_LD * room.real_RL.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("name", ["smart", "alum", "vat", "r3f", "creat", "asa_sparse", "asa_freelb"])
+def test_noise_is_drawn_before_the_random_state_is_put_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the masks of the next micro-batch would be made of the same random numbers."""
+    shared = replace(LOUD, r3f=R3FConfig(dropout="shared"), asa=ASAConfig(mask="gumbel", dropout="shared"))
+    engine, outside = Watched(module_for(name, "mlm")), []
+
+    def noted(draw: Any) -> Any:
+        return lambda *args: outside.append(engine._dropout_state is None) or draw(*args)
+
+    for target in ("asa.perturb.uniform", "asa.perturb.gaussian", "asa.adversary.Adversary.noise"):
+        monkeypatch.setattr(target, noted(pkgutil.resolve_name(target)))
+    METHODS[name](shared).backward(engine, tiny_batch(), At(0, 0))
+    assert outside
+    assert all(outside)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import ValidationError
 from torch import Tensor
 
 from asa import perturb
@@ -15,7 +16,8 @@ from asa.methods import At
 from asa.methods.ball import room
 from asa.methods.r_drop import RDrop, RDropConfig
 from asa.methods.smart import SMART, SMARTConfig
-from asa.methods.smoothness import apart, prediction, towards
+from asa.methods.smart_released import SMARTReleased, SMARTReleasedConfig
+from asa.methods.smoothness import SmoothConfig, apart, prediction, towards
 from asa.methods.vat import VAT, VATConfig
 from asa.signal import Perturb
 from tests.asa.conftest import KINDS, gradients, tiny_batch, tiny_module
@@ -150,3 +152,30 @@ def test_r_drop_compares_two_dropout_masks() -> None:
     smooth = 1.5 * apart(prediction(one, batch), prediction(other, batch), batch)
     torch.testing.assert_close([terms["task"], terms["smooth"]], [task.detach(), smooth.detach()])
     assert smooth > 1e-3
+
+
+def test_as_released_a_token_whose_gradient_overflowed_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, ascend = Watched(tiny_module("classification")), Watched.ascend
+
+    def overflow(self: Watched, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        (gradient_RLD,) = ascend(self, *args, **kwargs)
+        gradient_RLD[0, 1, 0] = torch.inf
+        return (gradient_RLD,)
+
+    monkeypatch.setattr(Watched, "ascend", overflow)
+    terms = SMARTReleased(SMARTReleasedConfig(noise=0.1)).backward(engine, tiny_batch("classification"), At(0, 0))
+    start, moved = engine.deltas
+    torch.testing.assert_close(moved[0, 1], start[0, 1] / start[0, 1].abs().max(), rtol=1e-3, atol=1e-4)
+    assert moved.isfinite().all()
+    assert terms["loss"].isfinite()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: SmoothConfig(noise=0.0), lambda: SMARTConfig(noise=0.0), lambda: VATConfig(distance=0.0)],
+    ids=["alum", "smart", "vat"],
+)
+def test_a_start_from_which_nothing_can_climb_is_refused(build: Any) -> None:
+    with pytest.raises(ValidationError, match=r"noise|greater than 0"):
+        build()
+    assert SmoothConfig(noise=0.0, weight=0.0).noise == SmoothConfig(noise=0.0, dropout="independent").noise

@@ -68,3 +68,17 @@ def test_in_fp16_the_loss_scale_does_not_reach_the_perturbations(results: Path, 
         assert value.isfinite().all()
         assert (high[name] - value).norm() <= 0.02 * value.norm(), name
     assert max(float((value - low["0"]).norm()) for value in low.values()) > 1e-2
+
+
+def test_in_fp16_yopo_climbs_through_the_first_block_at_a_large_loss_scale_too(results: Path) -> None:
+    expected = load_file(results / f"fp16-yopo-{LOSS_SCALES[-1]:g}.safetensors")
+    found = load_file(results / "fp16-yopo-high.safetensors")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (found[name] - value).norm() <= 0.02 * value.norm(), name
+
+
+def test_in_fp16_an_ascents_gradient_does_not_carry_the_loss_scale(results: Path) -> None:
+    low, high = (load_file(results / "fp16-ascent.safetensors")[f"{scale:g}"] for scale in LOSS_SCALES)
+    assert high.norm() > 1e-3
+    assert (high - low).norm() <= 0.02 * high.norm()

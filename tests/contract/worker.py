@@ -5,6 +5,7 @@ Run under torch's or DeepSpeed's launcher variables; a process group is set up o
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from asa import dist, perturb
 from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import DeepSpeedEngine, Engine, PlainEngine
+from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.creat import CreATConfig
 from asa.methods.freeat import FreeATConfig
@@ -39,8 +41,10 @@ from tests.precision.worker import let_cpu_do_fp16
 
 ENGINES = ("plain", "zero0", "zero1", "zero2", "zero3")
 WORLDS = ACCUMULATIONS = (1, 2)
-FP16_METHODS = ("freelb", "pgd", "yopo", "smart", "vat")
+FP16_METHODS = ("freelb", "pgd", "yopo", "smart", "smart_released", "vat")
 LOSS_SCALES = (2.0**2, 2.0**13)
+# Where DeepSpeed's scale arrives in long runs of large steps, whose totals keep the gradients themselves small.
+HIGH_SCALE, HIGH_TOTAL = 2.0**20, 39_000
 STEPS, ROWS, LENGTH, MASKED = 2, 8, 12, 3
 # A large eps keeps Adam from turning rounding noise of near-zero gradients into whole steps.
 OPTIM = OptimConfig(lr=1e-2, warmup=0.0, eps=1e-3)
@@ -148,10 +152,23 @@ def run(name: str, method_name: str, slots: int) -> dict[str, Tensor]:
     return seen | state | {f"weight.{key}": value for key, value in engine.full_state().items()}
 
 
-def fp16_perturbations(method_name: str, scale: float) -> dict[str, Tensor]:
-    """The perturbations of one micro-batch on DeepSpeed's FP16 engine with this loss scale."""
+def fp16_engine(method_name: str, scale: float) -> DeepSpeedEngine:
     engine = DeepSpeedEngine(build(method_name), OPTIM, STEPS, CPU, zero=1, precision="fp16", micro_batch=ROWS)
     setattr(engine._optimizer, "loss_scale", scale)  # noqa: B010  # its type does not tell
+    return engine
+
+
+def fp16_gradient(scale: float) -> Tensor:
+    """What an ascent on DeepSpeed's FP16 engine with this loss scale returns for the words."""
+    engine, batch = fp16_engine("vanilla", scale), micro_batch(0, 0, 1)
+    delta_BLD = torch.zeros(ROWS, LENGTH, 16, requires_grad=True)
+    (found_BLD,) = engine.ascend(task_loss(engine.probe(batch, Perturb(embed_BLD=delta_BLD)), batch), (delta_BLD,))
+    return found_BLD
+
+
+def fp16_perturbations(method_name: str, scale: float, batch: Batch) -> dict[str, Tensor]:
+    """The perturbations of a micro-batch on DeepSpeed's FP16 engine with this loss scale."""
+    engine = fp16_engine(method_name, scale)
     seen: dict[str, Tensor] = {}
 
     def note(passing: Callable[..., Output]) -> Callable[..., Output]:
@@ -163,8 +180,19 @@ def fp16_perturbations(method_name: str, scale: float) -> dict[str, Tensor]:
         return noted
 
     engine.forward, engine.probe = note(engine.forward), note(engine.probe)  # type: ignore[method-assign]
-    METHODS[method_name](OPTIONS).backward(engine, micro_batch(0, 0, 1), At(0, 0))
+    METHODS[method_name](OPTIONS).backward(engine, batch, At(0, 0))
     return seen
+
+
+def fp16(out: Path) -> None:
+    """Perturbations and an ascent's gradient in FP16 under small and large loss scales."""
+    let_cpu_do_fp16()
+    batch = micro_batch(0, 0, 1)
+    for method, scale in product(FP16_METHODS, LOSS_SCALES):
+        save_file(fp16_perturbations(method, scale, batch), out / f"fp16-{method}-{scale:g}.safetensors")
+    large = replace(batch, total_labels=HIGH_TOTAL)
+    save_file(fp16_perturbations("yopo", HIGH_SCALE, large), out / "fp16-yopo-high.safetensors")
+    save_file({f"{scale:g}": fp16_gradient(scale) for scale in LOSS_SCALES}, out / "fp16-ascent.safetensors")
 
 
 def main(out: Path) -> None:
@@ -176,9 +204,7 @@ def main(out: Path) -> None:
         if dist.is_main():
             save_file(result, out / f"{name}-{method}-{dist.world()}-{slots}.safetensors")
     if dist.world() == 1:
-        let_cpu_do_fp16()
-        for method, scale in product(FP16_METHODS, LOSS_SCALES):
-            save_file(fp16_perturbations(method, scale), out / f"fp16-{method}-{scale:g}.safetensors")
+        fp16(out)
 
 
 if __name__ == "__main__":
