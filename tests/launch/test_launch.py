@@ -163,6 +163,6 @@ def test_two_processes_share_the_fine_tuning_runs(make: Make, tmp_path: Path) ->
 def test_fine_tuning_by_an_unknown_method_is_refused_before_anything_is_trained(make: Make, tmp_path: Path) -> None:
     config = make()
     save_yaml(config, tmp_path / "tune.yaml")
-    done = python("launch", "finetune", "--config", tmp_path / "tune.yaml", "--methods", "vanilla,freelb")
-    assert_refused(done, 2, "no method 'freelb'")
+    done = python("launch", "finetune", "--config", tmp_path / "tune.yaml", "--methods", "vanilla,freelp")
+    assert_refused(done, 2, "no method 'freelp'; did you mean 'freelb'?")
     assert not config.out.exists()
