@@ -1,18 +1,31 @@
 """A tiny BERT with its tokenizer, and shards built from a tiny dump by the real data stage."""
 
 import bz2
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
+from asa import dist
 from data_prep.build import build
 from data_prep.config import BuildConfig
 from pretrain.config import PretrainConfig
 from tests.data_prep.conftest import dump_xml, page_xml, prose, save_tokenizer
 
 LENGTH = 24
+
+
+@pytest.fixture(scope="package")
+def one_process() -> Iterator[None]:
+    """One group for all modules: DeepSpeed keeps the first it sees."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        patch.setenv("LOCAL_RANK", "0")
+        dist.init(cuda=False, launched=False)
+        yield
+        dist.close()
 
 
 def make_model(folder: Path, extra_words: int = 0) -> Path:

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from transformers import (
     ElectraForPreTraining,
 )
 
-from asa import checkpoint, dist, hf, record
+from asa import checkpoint, hf, record
 from asa.config import from_dict, to_dict
 from asa.errors import RequestError
 from pretrain.config import PretrainConfig, RTDConfig, check
@@ -82,15 +81,7 @@ def test_the_updates_compared_are_not_nothing(updates: Path, family: str, method
     assert f"weight.generator.{words}" not in after
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_process() -> Iterator[None]:
-    """One group for the module: DeepSpeed keeps the first it sees."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        patch.setenv("LOCAL_RANK", "0")
-        dist.init(cuda=False, launched=False)
-        yield
-        dist.close()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 @pytest.fixture

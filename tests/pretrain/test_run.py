@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
-from asa import checkpoint, dist, manifest, record
+from asa import checkpoint, manifest, record
 from asa.engine import DeepSpeedEngine
 from asa.errors import RequestError, WorkError
 from pretrain import export as export_module
@@ -24,15 +23,7 @@ from tests.pretrain.conftest import make_model
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_process() -> Iterator[None]:
-    """One group for the module: DeepSpeed keeps the first it sees."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        patch.setenv("LOCAL_RANK", "0")
-        dist.init(cuda=False, launched=False)
-        yield
-        dist.close()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def losses(run: Path) -> list[tuple[int, float]]:
