@@ -20,7 +20,7 @@ from asa.errors import RequestError
 from asa.losses import masked_share, task_loss
 from asa.methods.asa import Map, costs, ready
 from asa.methods.ball import dropout
-from asa.methods.base import At, Stateless
+from asa.methods.base import At, Counting
 from asa.methods.subset import Subset, choose, of
 from asa.methods.vanilla import Vanilla
 from asa.signal import Perturb
@@ -38,7 +38,7 @@ class ASASparseConfig:
     """Layers that are attacked, from the bottom, from 0; null: all."""
 
 
-class ASASparse(Stateless):
+class ASASparse(Counting):
     """Its state is the number of updates made."""
 
     uses_adversary = True
@@ -51,7 +51,6 @@ class ASASparse(Stateless):
             )
         self.asa = asa
         self.options = options
-        self.updates = 0
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         depth = int(engine.module.model.config.num_hidden_layers)
@@ -80,15 +79,6 @@ class ASASparse(Stateless):
         if wanted == examples:
             return None
         return choose(batch, torch.randperm(examples, device=batch.labels.device)[:wanted])
-
-    def after_step(self, engine: Engine) -> None:
-        self.updates += 1
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"updates": torch.tensor(self.updates)}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.updates = int(state["updates"])
 
 
 def _shares(maps: dict[int, Map], batch: Batch, depth: int) -> Tensor:

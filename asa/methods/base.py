@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from asa.batch import Batch
@@ -55,3 +56,18 @@ class Stateless:
         """Nothing to restore."""
         if state:
             raise ValueError(f"a stateless method was given state: {sorted(state)}")
+
+
+class Counting(Stateless):
+    """A method whose only state is the number of updates made."""
+
+    updates = 0
+
+    def after_step(self, engine: Engine) -> None:
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"updates": torch.tensor(self.updates)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.updates = int(state["updates"])

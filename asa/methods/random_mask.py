@@ -16,7 +16,7 @@ from asa.config import config
 from asa.engine import Engine
 from asa.errors import RequestError
 from asa.losses import divergence, masked_share, task_loss
-from asa.methods.base import At, Stateless
+from asa.methods.base import At, Counting
 from asa.signal import Perturb, Site
 
 # B rows, L length (queries, then keys), N layers
@@ -48,12 +48,11 @@ class RandomMaskConfig:
         return self
 
 
-class RandomMask(Stateless):
+class RandomMask(Counting):
     """task + divergence(clean, masked), ASA's default divergence. Its state is the number of updates made."""
 
     def __init__(self, options: RandomMaskConfig) -> None:
         self.options = options
-        self.updates = 0
         self.schedule = read_schedule(options.schedule) if options.schedule else None
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
@@ -88,15 +87,6 @@ class RandomMask(Stateless):
         # The shares logged last before this update, the first ones until then.
         place = int(torch.searchsorted(steps, self.updates + 1, right=True)) - 1
         return float(shares_SN[max(place, 0), layer])
-
-    def after_step(self, engine: Engine) -> None:
-        self.updates += 1
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"updates": torch.tensor(self.updates)}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.updates = int(state["updates"])
 
 
 def bernoulli(share: float, pad_BL: Tensor) -> Tensor:
