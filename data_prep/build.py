@@ -1,6 +1,7 @@
 """The command `build`: dumps, documents and leads -> one finished folder of rows and a task, or nothing."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,10 @@ from datasets import Features, List, Value
 from asa import manifest
 from asa.config import sha256_of
 from asa.errors import RequestError, WorkError
+from data_prep import duplicates, minhash, shards, sources, stored
 from data_prep import leads as leads_file
-from data_prep import shards, sources, stored
 from data_prep.config import BuildConfig
+from data_prep.duplicates import Flags
 from data_prep.encode import storage_type
 from data_prep.extract import count_up, print_documents, write_part
 from data_prep.finished import identity, is_up_to_date
@@ -40,8 +42,10 @@ def build(config: BuildConfig) -> None:
         discard(config.out, made_from)
         return
     with workspace(config.out, made_from, config.overwrite) as space:
-        facts = _write_shards(config, vocabulary, leads, made_from, space)
-        counts = _write_task(leads, made_from["sources"][-1], space.out / "task") if leads else {}
+        task = space.out / "task"
+        counts = _write_task(leads, made_from["sources"][-1], task) if leads else {}
+        made_with = {"task_sha256": manifest.file_sha256(task / manifest.NAME)} if leads else {}
+        facts = _write_shards(config, vocabulary, leads, {**made_from, **made_with}, space)
     _print_summary(config.out, facts, counts)
 
 
@@ -51,8 +55,8 @@ def _made_from(config: BuildConfig, vocabulary: Vocabulary) -> dict[str, Any]:
     # What the inputs and the tokenizer are is told by their hashes, so paths stay out of the settings' hash.
     told_by_content = replace(config, out=Path(), model=Path(), dumps=[], documents=[], leads=None)
     settings = replace(told_by_content, workers=1, overwrite=False, shard="0/1")
-    hashes = {"tokenizer_sha256": vocabulary.vocab_sha256, "encoder_sha256": vocabulary.encoder_sha256}
-    return {**identity(sha256_of(settings), files), **hashes, "shard": config.shard}
+    signed = {} if config.dedup is None else {"minhash": minhash.ALGORITHM}
+    return {**identity(sha256_of(settings), files), **vocabulary.facts(), **signed, "shard": config.shard}
 
 
 def _write_shards(
@@ -73,7 +77,7 @@ def _write_shards(
     paths |= {int(path.stem.rpartition("-")[2]): path for path in (space.root / "documents").glob("*.jsonl")}
     if leads:
         paths[len(dumps) + len(given)] = _write_leads(leads, space.root / "leads.jsonl")
-    todo = [_part(number, paths[number]) for number in sorted(paths) if number % count == index]
+    todo = _parts({number: paths[number] for number in sorted(paths) if number % count == index}, config, space)
     done = space.run("rows", partial(shards.write_part, recipe), todo, folder, config.workers)
     dropped = {"documents": {"dropped": count_up(extracted)["dropped"]}}
     facts = {**shards.total([*done, dropped]), **_kind_of_rows(vocabulary, config)}
@@ -88,6 +92,9 @@ def _shard(config: BuildConfig) -> tuple[int, int]:
     index, count = map(int, config.shard.split("/"))
     if index >= count:
         raise RequestError(f"shard = {config.shard}: the part must be below {count}; set --shard")
+    if count > 1 and config.dedup is not None:
+        advice = "make documents with text --shard, join them with merge, then build from --documents"
+        raise RequestError(f"shard = {config.shard}: --dedup needs all documents at once; {advice}")
     return index, count
 
 
@@ -107,18 +114,19 @@ def _recipe(config: BuildConfig, vocabulary: Vocabulary, tokenizer: Path, kept_o
     return shards.Recipe(tokenizer, schema, pad, cls, sep, config.length, config.packing, config.heldout, kept_out)
 
 
-def _part(number: int, path: Path) -> Part:
-    name = f"{number:05d}"
-    return Part(name, path.stat().st_size, (name, path))
+def _parts(paths: dict[int, Path], config: BuildConfig, space: Workspace) -> list[Part]:
+    flags: Sequence[Flags | None] = [None] * len(paths)
+    if config.dedup is not None:
+        flags = duplicates.find(space, list(paths.values()), config.dedup, config.workers)
+    named = [(f"{number:05d}", path, found) for (number, path), found in zip(paths.items(), flags, strict=True)]
+    return [Part(name, path.stat().st_size, (name, path, found)) for name, path, found in named]
 
 
 def _kind_of_rows(vocabulary: Vocabulary, config: BuildConfig) -> dict[str, Any]:
     return {
         "length": config.length,
         "packing": config.packing,
-        "vocab_size": vocabulary.size,
         "dtype": storage_type(vocabulary.size).name,
-        "special_ids": vocabulary.special._asdict(),
     }
 
 

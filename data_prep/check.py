@@ -1,6 +1,5 @@
 """Verify what this stage wrote: every byte hashed, every Arrow file opened and compared with its manifest."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,23 @@ from asa.errors import RequestError, WorkError
 from asa.hf import load_tokenizer, vocab_sha256
 from data_prep.config import VerifyConfig
 from data_prep.shards import COLUMN, PART, SPLITS
+from data_prep.tokenizer import Vocabulary
 
 KINDS = ("shards", "task", "documents", "tokenizer", PART)
+_FLAG = "DIR"
 
 
 def verify(config: VerifyConfig) -> None:
-    """Check a folder of this stage, or a build that holds several; one line for each.
+    """Check a folder of this stage, or a build that holds rows and a task; one line for each.
 
-    Raises: RequestError where there is no finished folder; WorkError naming the first damaged file or, with `model`,
-        the vocabulary that is not the rows'.
+    Raises: RequestError where there is no finished folder; WorkError naming the first damaged or missing file or, with
+        `model`, the vocabulary that is not the rows'.
     """
     for folder in _finished(config.folder):
-        kind = _kind(folder)
-        facts = manifest.verify(folder, kind, "DIR")
+        kind = manifest.kind_of(folder, _FLAG)
+        if kind not in KINDS:
+            raise RequestError(f"{folder} holds {kind}, which is not checked here; give {_FLAG} of {', '.join(KINDS)}")
+        facts = manifest.verify(folder, kind, _FLAG)
         what = f"{folder}, {kind}"
         if kind in ("shards", PART):
             what += f", {_check_rows(folder, facts):,} rows of {facts['length']} ids"
@@ -33,32 +36,29 @@ def verify(config: VerifyConfig) -> None:
         print(f"ok: {what}")
 
 
-def _check_vocabulary(folder: Path, facts: dict[str, Any], model: Path | None) -> None:
-    own = folder / "tokenizer" if (folder / "tokenizer").is_dir() else folder
-    for other in filter(None, (own, model)):
-        found = vocab_sha256(load_tokenizer(other, "--model"))
-        if found != facts["tokenizer_sha256"]:
-            expected = facts["tokenizer_sha256"][:12]
-            raise WorkError(f"{folder} was made with the vocabulary {expected}, {other} has {found[:12]}; set --model")
-
-
 def _finished(folder: Path) -> list[Path]:
-    """The folder itself, or the parts of a build inside it."""
-    parts = [folder / name for name in ("shards", "task") if (folder / name).is_dir()]
-    return [folder] if (folder / manifest.NAME).is_file() or not parts else parts
+    """The folder itself, or the rows and the task of a build inside it."""
+    rows, task = folder / "shards", folder / "task"
+    if (folder / manifest.NAME).exists() or not (rows.is_dir() or task.is_dir()):
+        return [folder]
+    if not (rows / manifest.NAME).is_file():
+        raise WorkError(f"{folder} lacks {rows.name}/{manifest.NAME}; restore it or make the folder anew")
+    made_with = manifest.read(rows, manifest.kind_of(rows, _FLAG), _FLAG).get("task_sha256")
+    path = task / manifest.NAME
+    if made_with != (manifest.file_sha256(path) if path.is_file() else None):
+        raise WorkError(f"{path} is damaged, missing or not of these rows; restore it or make the folder anew")
+    return [rows, task] if made_with else [rows]
 
 
-def _kind(folder: Path) -> str:
-    path = folder / manifest.NAME
-    if not path.is_file():
-        return KINDS[0]  # manifest.verify says what is missing
-    try:
-        kind = json.loads(path.read_text())["kind"]
-    except (ValueError, KeyError, TypeError):
-        raise WorkError(f"{path} is damaged: it is not a manifest; make the folder anew") from None
-    if kind not in KINDS:
-        raise RequestError(f"{folder} holds {kind}, which this command cannot check; give DIR of {', '.join(KINDS)}")
-    return kind
+def _check_vocabulary(folder: Path, facts: dict[str, Any], model: Path | None) -> None:
+    beside = folder / "tokenizer" if (folder / "tokenizer").is_dir() else folder
+    own = Vocabulary(beside, facts.get("length", 1), _FLAG)
+    for name, found in own.facts().items():
+        if found != facts.get(name, found):
+            raise WorkError(f"{beside} is not the vocabulary that {folder} was made with: its {name} is {found}")
+    if model and (found := vocab_sha256(load_tokenizer(model, "--model"))) != own.vocab_sha256:
+        made_with = own.vocab_sha256[:12]
+        raise WorkError(f"{folder} was made with the vocabulary {made_with}, {model} has {found[:12]}; set --model")
 
 
 def _check_rows(folder: Path, facts: dict[str, Any]) -> int:

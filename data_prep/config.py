@@ -92,6 +92,9 @@ class BuildConfig:
     """Folders made by `python -m data_prep text`, `dedup` or `merge`, read after the dumps."""
     leads: Path | None = None
     """JSON of article leads with their topics, read last; its test articles are kept out of the rows."""
+    dedup: Annotated[float | None, Field(ge=0.7, le=1)] = None
+    """Share of word five-grams in common (Jaccard, estimated) from which documents are duplicates, of which the first
+    stays; 1: equal texts alone are; unset: duplicates stay."""
     length: Annotated[int, Field(ge=8)] = 128
     """Token ids per row, special tokens included."""
     packing: Literal["packed", "single"] = "packed"

@@ -6,14 +6,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from asa import manifest
 from asa.errors import RequestError, WorkError
 from data_prep import hub, stored
+from data_prep.parts import bar
 
 # Raised whenever the same input would give other documents or rows than before.
-RECIPE = 3
+RECIPE = 4
 _CHUNK = 2**22
 
 
@@ -24,7 +23,7 @@ def identity(config_sha256: str, sources: Sequence[Path | str]) -> dict[str, Any
 
 def _hashed(sources: list[str]) -> Iterator[dict[str, str]]:
     total = sum(Path(source).stat().st_size for source in sources if not hub.is_hub(source))
-    with tqdm(desc="hashing the inputs", total=total, unit="B", unit_scale=True, delay=5) as bar:
+    with bar("hashing the inputs", total) as progress:
         for source in sources:
             if hub.is_hub(source):
                 yield hub.identity(source)
@@ -33,7 +32,7 @@ def _hashed(sources: list[str]) -> Iterator[dict[str, str]]:
             with Path(source).open("rb") as file:
                 while chunk := file.read(_CHUNK):
                     digest.update(chunk)
-                    bar.update(len(chunk))
+                    progress.update(len(chunk))
             yield {"name": Path(source).name, "sha256": digest.hexdigest()}
 
 

@@ -20,11 +20,18 @@ def identity(source: str) -> dict[str, str]:
 
     Raises: as files.
     """
-    name, _, _ = _spelt(source)
+    name, _, _ = spelt(source)
     if Path(name).is_dir():
         files = sorted(path for path in Path(name).rglob("*") if path.is_file())
-        return {"name": source, "sha256": " ".join(map(file_sha256, files))}
-    return {"name": source, "revision": _revision(name)}
+        return {"name": label(source), "sha256": " ".join(map(file_sha256, files))}
+    return {"name": label(source), "revision": _revision(name)}
+
+
+def label(source: str) -> str:
+    """The source as it is named in manifests and ids: a local folder without the folders it lies in."""
+    name, config, split = spelt(source)
+    name = Path(name).name if Path(name).is_dir() else name
+    return PREFIX + ":".join([name, config or "", split])
 
 
 def files(source: str) -> int:
@@ -45,7 +52,7 @@ def rows(source: str, file: int) -> Iterator[dict[str, Any]]:
 def _load(source: str) -> Any:
     from datasets import load_dataset
 
-    name, config, split = _spelt(source)
+    name, config, split = spelt(source)
     revision = None if Path(name).is_dir() else _revision(name)
     try:
         data = load_dataset(name, config, split=split, revision=revision, streaming=True)
@@ -74,9 +81,12 @@ def _unreachable(source: str, error: Exception) -> WorkError:
     return WorkError(f"{source} cannot be read ({type(error).__name__}: {detail}); {advice}")
 
 
-def _spelt(source: str) -> tuple[str, str | None, str]:
-    """hub:NAME[:CONFIG[:SPLIT]] -> name, config, split."""
-    pieces = source.removeprefix(PREFIX).split(":")
-    if not pieces[0] or len(pieces) > 3:
+def spelt(source: str) -> tuple[str, str | None, str]:
+    """hub:NAME[:CONFIG[:SPLIT]] -> name (a local folder's is its whole path), config, split.
+
+    Raises: RequestError for another form.
+    """
+    name, config, split, *more = [*source.removeprefix(PREFIX).split(":"), "", ""]
+    if not name or any(more):
         raise RequestError(f"{source} names no data set; write hub:NAME[:CONFIG[:SPLIT]]")
-    return pieces[0], pieces[1] if len(pieces) > 1 and pieces[1] else None, pieces[2] if len(pieces) > 2 else "train"
+    return str(Path(name).resolve()) if Path(name).is_dir() else name, config or None, split or "train"

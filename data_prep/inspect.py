@@ -25,6 +25,11 @@ class Row(NamedTuple):
     documents: int
     text: str
 
+    @property
+    def heading(self) -> str:
+        of = "1 document" if self.documents == 1 else f"{self.documents} documents"
+        return f"{self.split} row {self.number:,} ({of}, {self.padding} of padding)"
+
 
 def inspect(config: InspectConfig) -> None:
     """Print rows, counts and document lengths; write them as a page where one is asked for.
@@ -84,7 +89,7 @@ def _lengths(facts: dict[str, Any]) -> dict[str, int]:
 
 def _print(rows: list[Row], figures: dict[str, str], lengths: dict[str, int]) -> None:
     for row in rows:
-        print(f"{row.split} row {row.number:,} ({row.documents} documents, {row.padding} of padding)\n  {row.text}\n")
+        print(f"{row.heading}\n  {row.text}\n")
     for name, value in figures.items():
         print(f"{name}: {value}")
     print("documents by tokens:")
@@ -113,7 +118,10 @@ def _plot(lengths: dict[str, int]) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "inspect", "svg.fonttype": "none"}):
         figure = Figure(figsize=(7, 3), layout="constrained")
         axes = figure.subplots()
-        axes.bar(range(len(lengths)), list(lengths.values()), color="#4477aa")
+        bars = axes.bar(range(len(lengths)), list(lengths.values()), color="#4477aa")
+        # A few long documents among many would be bars too low to see.
+        axes.bar_label(bars, fmt="{:,.0f}", fontsize=8)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set_xticks(range(len(lengths)), list(lengths), rotation=45, ha="right")
         axes.set(xlabel="tokens", ylabel="documents")
         axes.spines[["top", "right"]].set_visible(False)

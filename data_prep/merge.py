@@ -30,9 +30,7 @@ def merge(config: MergeConfig) -> None:
         discard(config.out, whole)
         return
     with workspace(config.out, whole, config.overwrite) as space:
-        for part in config.parts:
-            manifest.verify(part, KIND, "PART")
-            stored.copy(part, space.out)
+        stored.copy(config.parts, KIND, space.out, "PART")
         manifest.write(space.out, KIND, whole)
     print_documents(whole["documents"]["kept"], whole["documents"]["dropped"])
     print(f"{len(config.parts)} parts joined; written to {config.out}")

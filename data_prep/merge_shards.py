@@ -30,10 +30,8 @@ def merge_shards(parts: list[Path], out: Path, overwrite: bool) -> None:
         discard(out, whole)
         return
     with workspace(out, whole, overwrite) as space:
-        for part in parts:
-            for name, kind in kinds.items():
-                manifest.verify(part / name, kind, _FLAG)
-                stored.copy(part / name, space.out / name)
+        for name, kind in kinds.items():
+            stored.copy([part / name for part in parts], kind, space.out / name, _FLAG)
         if "task" in kinds:
             shutil.copy2(parts[0] / "task" / manifest.NAME, space.out / "task")
         manifest.write(space.out / "shards", "shards", whole)

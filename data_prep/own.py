@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,26 @@ _CHUNK = 2**20
 ENDINGS = (".jsonl", ".jsonl.zst", ".txt", ".parquet")
 
 
-def documents(span: Span) -> Iterator[Document]:
-    """The documents that begin in a range, in order. Raises WorkError for damage."""
+def documents(span: Span, label: str) -> Iterator[Document]:
+    """The documents that begin in a range, in order; one without an id is named by `label` and its place.
+
+    Raises: WorkError for damage.
+    """
     read = next(read for ending, read in _READERS.items() if span.path.name.endswith(ending))
-    return read(span)
+    return read(span, label)
 
 
 def row_groups(path: Path, size: int) -> Iterator[tuple[int, int, int]]:
     """The first and the end of each range of row groups of at least `size` bytes, with its bytes."""
     import pyarrow.parquet as pq
 
-    try:
-        file = pq.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise WorkError(f"{path} is damaged: {error}; fetch it again") from None
+    with _damage(path):
+        about = pq.ParquetFile(path).metadata
+        weights = [about.row_group(group).total_byte_size for group in range(about.num_row_groups)]
     first = weight = 0
-    for group in range(file.num_row_groups):
-        weight += file.metadata.row_group(group).total_byte_size
-        if weight >= size or group == file.num_row_groups - 1:
+    for group, bytes_ in enumerate(weights):
+        weight += bytes_
+        if weight >= size or group == len(weights) - 1:
             yield first, group + 1, weight
             first, weight = group + 1, 0
 
@@ -46,12 +49,12 @@ def document(row: Any, place: str) -> Document:
     return Document(name, sound(str(row.get("title") or name)), sound(text).strip())
 
 
-def _jsonl(span: Span) -> Iterator[Document]:
+def _jsonl(span: Span, label: str) -> Iterator[Document]:
     for place, line in _lines(span):
         if place >= span.stop:
             return
         if line.strip():
-            yield _parsed(line, f"{span.path.name}:{place}")
+            yield _parsed(line, f"{label}:{place}")
 
 
 def _parsed(line: bytes, place: str) -> Document:
@@ -61,19 +64,16 @@ def _parsed(line: bytes, place: str) -> Document:
         raise WorkError(f"{place} is no JSON ({error}); mend the file") from None
 
 
-def _zst(span: Span) -> Iterator[Document]:
+def _zst(span: Span, label: str) -> Iterator[Document]:
     import pyarrow as pa
 
-    try:
-        with pa.CompressedInputStream(pa.OSFile(str(span.path)), "zstd") as stream:
-            for number, line in enumerate(io.BufferedReader(stream)):
-                if line.strip():
-                    yield _parsed(line, f"{span.path.name}:line {number + 1}")
-    except OSError as error:
-        raise WorkError(f"{span.path} is truncated or damaged ({error}); fetch it again") from None
+    with _damage(span.path), pa.CompressedInputStream(pa.OSFile(str(span.path)), "zstd") as stream:
+        for number, line in enumerate(io.BufferedReader(stream)):
+            if line.strip():
+                yield _parsed(line, f"{label}:line {number + 1}")
 
 
-def _txt(span: Span) -> Iterator[Document]:
+def _txt(span: Span, label: str) -> Iterator[Document]:
     """A document belongs where the empty line before it begins, the first one to the beginning of the file."""
     begun, lines, fresh = 0, list[bytes](), span.start == 0
     for place, line in _lines(span):
@@ -85,16 +85,16 @@ def _txt(span: Span) -> Iterator[Document]:
             lines += [line] if fresh or lines else []
             continue
         if lines:
-            yield _paragraphs(lines, span.path, begun)
+            yield _paragraphs(lines, span.path, label, begun)
         if place >= span.stop:
             return
         lines, fresh = [], True
     if lines:
-        yield _paragraphs(lines, span.path, begun)
+        yield _paragraphs(lines, span.path, label, begun)
 
 
-def _paragraphs(lines: list[bytes], path: Path, begun: int) -> Document:
-    place = f"{path.name}:{begun}"
+def _paragraphs(lines: list[bytes], path: Path, label: str, begun: int) -> Document:
+    place = f"{label}:{begun}"
     try:
         text = b"".join(lines).decode()
     except UnicodeDecodeError as error:
@@ -119,16 +119,29 @@ def _lines(span: Span) -> Iterator[tuple[int, bytes]]:
             place += len(line)
 
 
-def _parquet(span: Span) -> Iterator[Document]:
+def _parquet(span: Span, label: str) -> Iterator[Document]:
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(span.path)
-    wanted = [name for name in ("id", "title", "text") if name in file.schema_arrow.names]
     number = 0
-    for batch in file.iter_batches(256, list(range(span.start, span.stop)), wanted):
-        for row in batch.to_pylist():
-            yield document(row, f"{span.path.name}:{span.start}:{number}")
-            number += 1
+    with _damage(span.path):
+        file = pq.ParquetFile(span.path)
+        wanted = [name for name in ("id", "title", "text") if name in file.schema_arrow.names]
+        for batch in file.iter_batches(256, list(range(span.start, span.stop)), wanted):
+            for row in batch.to_pylist():
+                yield document(row, f"{label}:{span.start}:{number}")
+                number += 1
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """What the library raises for a damaged file, as a WorkError."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise WorkError(f"{path} is truncated or damaged ({detail}); fetch it again") from None
 
 
 _READERS = {".jsonl": _jsonl, ".zst": _zst, ".txt": _txt, ".parquet": _parquet}

@@ -100,23 +100,20 @@ def _do(work: Work, marks: Path, into: Path, part: Part) -> Part:
     return part
 
 
+def bar(what: str, total: int, done: int = 0) -> tqdm:
+    """A progress bar of bytes, with rate and time left, for what takes more than five seconds."""
+    # A terminal is redrawn twice a second, a log file gets a line every half minute.
+    often = 0.5 if sys.stderr.isatty() else 30.0
+    return tqdm(desc=what, total=total, initial=done, unit="B", unit_scale=True, delay=5, mininterval=often, miniters=0)
+
+
 class _Progress:
     """The bar (bytes of input, rate, time left) and, as text, how many parts are finished."""
 
     def __init__(self, stage: str, parts: Sequence[Part], todo: Sequence[Part]) -> None:
         self.stage, self.all, self.done = stage, len(parts), len(parts) - len(todo)
         total = sum(part.size for part in parts)
-        self.bar = tqdm(
-            desc=stage,
-            total=total,
-            initial=total - sum(part.size for part in todo),
-            unit="B",
-            unit_scale=True,
-            delay=5,
-            # A terminal is redrawn twice a second, a log file gets a line every half minute.
-            mininterval=0.5 if sys.stderr.isatty() else 30.0,
-            miniters=0,
-        )
+        self.bar = bar(stage, total, total - sum(part.size for part in todo))
 
     def add(self, part: Part) -> None:
         self.done += 1

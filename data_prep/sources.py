@@ -28,11 +28,15 @@ _PARTS, _SMALLEST, _LARGEST = 512, 2**20, 2**25
 
 
 class Task(NamedTuple):
-    """A range of one source, in bytes, row groups or files; `silent`, as in wikitext.plain_text, is set for dumps."""
+    """A range of one source, in bytes, row groups or files.
+
+    label: names the source in ids of documents that have none. silent: as in wikitext.plain_text, set for dumps.
+    """
 
     source: str
     start: int
     stop: int
+    label: str
     silent: frozenset[str] | None = None
 
     @property
@@ -56,7 +60,8 @@ def find(inputs: list[Path], flag: str) -> list[str]:
         found += [path for path in paths if not _INDEX.search(path)]
     for source in found:
         _check(source, flag)
-    if twice := [source for source, count in Counter(found).items() if count > 1]:
+    identities = [hub.spelt(source) if hub.is_hub(source) else _file(source) for source in found]
+    if twice := [source for place, source in enumerate(found) if identities[place] in identities[:place]]:
         raise RequestError(f"{twice[0]} is given twice; name each source once with {flag}")
     if not found:
         raise RequestError(f"the index alone is no dump; give the dump with {flag}")
@@ -74,6 +79,12 @@ def _check(source: str, flag: str) -> None:
         raise RequestError(f"{source} is no source of text: its name must end in one of {allowed}; set {flag}")
 
 
+def _file(source: str) -> tuple[int, int]:
+    """Equal for all paths of a file, links included."""
+    found = Path(source).stat()
+    return found.st_dev, found.st_ino
+
+
 def parts(sources: list[str]) -> list[Part]:
     """Every source as parts, in order; a part's task is its number and its Task.
 
@@ -81,26 +92,36 @@ def parts(sources: list[str]) -> list[Part]:
     """
     total = sum(Path(source).stat().st_size for source in sources if not hub.is_hub(source))
     size = max(_SMALLEST, min(_LARGEST, total // _PARTS))
-    tasks = [task for source in sources for task in _cut(source, size)]
+    tasks = [
+        task for source, label in zip(sources, _labels(sources), strict=True) for task in _cut(source, label, size)
+    ]
     return [Part(f"{number:06d}", weight, (number, task)) for number, (task, weight) in enumerate(tasks)]
 
 
-def _cut(source: str, size: int) -> Iterator[tuple[Task, int]]:
+def _labels(sources: list[str]) -> Iterator[str]:
+    """The name of each source without its folder; of equal names all but the first get a number."""
+    names = [hub.label(source) if hub.is_hub(source) else Path(source).name for source in sources]
+    for place, name in enumerate(names):
+        before = names[:place].count(name)
+        yield f"{name}({before + 1})" if before else name
+
+
+def _cut(source: str, label: str, size: int) -> Iterator[tuple[Task, int]]:
     """The tasks of a source, each with its bytes (of hub data sets: with 1)."""
     if hub.is_hub(source):
-        yield from ((Task(source, number, number + 1), 1) for number in range(hub.files(source)))
+        yield from ((Task(source, number, number + 1, label), 1) for number in range(hub.files(source)))
         return
     path = Path(source)
     whole = path.stat().st_size
     if source.endswith(".parquet"):
-        yield from ((Task(source, start, stop), weight) for start, stop, weight in own.row_groups(path, size))
+        yield from ((Task(source, start, stop, label), weight) for start, stop, weight in own.row_groups(path, size))
     elif source.endswith(".zst"):
-        yield Task(source, 0, whole), whole
+        yield Task(source, 0, whole, label), whole
     else:
         silent = _silent(path) if source.endswith(dump.ENDINGS) else None
         for start in range(0, max(whole, 1), size):
             stop = min(start + size, whole)
-            yield Task(source, start, stop, silent), stop - start
+            yield Task(source, start, stop, label, silent), stop - start
 
 
 def _silent(path: Path) -> frozenset[str]:
@@ -124,5 +145,5 @@ def documents(task: Task, dropped: Counter[str], min_chars: int) -> Iterator[Doc
 def _given(task: Task) -> Iterator[Document]:
     if hub.is_hub(task.source):
         rows = enumerate(hub.rows(task.source, task.start))
-        return (own.document(row, f"{task.source}#{task.start}:{number}") for number, row in rows)
-    return own.documents(task.span)
+        return (own.document(row, f"{task.label}#{task.start}:{number}") for number, row in rows)
+    return own.documents(task.span, task.label)

@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asa import manifest
-from asa.errors import WorkError
+from asa.errors import RequestError, WorkError
+from data_prep.parts import bar
 from data_prep.text import Document
 
 
 def files(folders: list[Path], flag: str) -> list[Path]:
     """The files of finished folders of documents, in order, every byte of them verified.
 
-    Raises: RequestError for a folder that holds no finished documents; WorkError for a damaged one.
+    Raises: RequestError for a folder that holds no finished documents or is given twice; WorkError for a damaged one.
     """
-    for folder in folders:
+    whole = [folder.resolve() for folder in folders]
+    for place, folder in enumerate(folders):
+        if whole[place] in whole[:place]:
+            raise RequestError(f"{folder} is given twice; name each folder once with {flag}")
         manifest.verify(folder, "documents", flag)
     return [folder / name for folder in folders for name in listed(folder) if name.endswith(".jsonl")]
 
@@ -25,11 +29,19 @@ def listed(folder: Path) -> list[str]:
     return sorted(json.loads((folder / manifest.NAME).read_text())["files"])
 
 
-def copy(folder: Path, target: Path) -> None:
-    """Copy the files that a finished folder's manifest lists into `target`."""
-    for name in listed(folder):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(folder / name, target / name)
+def copy(folders: list[Path], kind: str, target: Path, flag: str) -> None:
+    """Copy the files that the manifests of finished folders of a kind list into `target`, every byte verified.
+
+    Raises: RequestError for a folder that is not of that kind; WorkError for a damaged one.
+    """
+    every = [(folder / name, target / name) for folder in folders for name in listed(folder)]
+    with bar(f"copying {kind}", sum(source.stat().st_size for source, _ in every)) as progress:
+        for folder in folders:
+            manifest.verify(folder, kind, flag)
+        for source, copied in every:
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, copied)
+            progress.update(source.stat().st_size)
 
 
 def read(path: Path) -> Iterator[Document]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -43,6 +43,15 @@ class Vocabulary:
         self.encoder_sha256 = hashlib.sha256(_bare(tokenizer).encode()).hexdigest()
         self.size = max(tokenizer.get_vocab().values()) + 1
         self._tokenizer = tokenizer
+
+    def facts(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        return {
+            "vocab_size": self.size,
+            "special_ids": self.special._asdict(),
+            "tokenizer_sha256": self.vocab_sha256,
+            "encoder_sha256": self.encoder_sha256,
+        }
 
     def save(self, folder: Path) -> Path:
         """Write the tokenizer into `folder` as Hugging Face has it; returns its tokenizer.json."""

@@ -93,7 +93,15 @@ def _train(config: TokenizerConfig, shape: PreTrainedConfig | None) -> PreTraine
 def _shape(arch: Path) -> PreTrainedConfig:
     if not (arch / "config.json").is_file():
         raise RequestError(f"{arch} has no config.json; give a folder with one by --arch")
-    return AutoConfig.from_pretrained(arch)
+    try:
+        shape = AutoConfig.from_pretrained(arch)
+        with torch.device("meta"):  # takes no memory; what cannot be made is known before the text is read
+            AutoModelForMaskedLM.from_config(shape)
+    except Exception as error:  # whatever a strange config.json makes the library raise
+        detail = " ".join(str(error).split())[:200]
+        advice = "give a folder with one by --arch"
+        raise RequestError(f"{arch / 'config.json'} is no masked language model's ({detail}); {advice}") from None
+    return shape
 
 
 def _positions(shape: PreTrainedConfig, pad: int | None) -> int:

@@ -1,7 +1,7 @@
 """Where a folder is made: OUT.partial beside OUT, kept over kills, turned into OUT by one rename.
 
 out/                     becomes OUT when everything is done
-settings.json, lock      what it is made from; one run at a time
+settings.json, lock      what it is made from, by a line that says whose it is; one run at a time
 marks/STAGE/             which parts are finished (parts.py)
 """
 
@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from data_prep import parts as parts_file
 from data_prep.parts import Facts, Part, Work
 
 _SETTINGS = "settings.json"
+_OURS = {"unfinished work of": "data_prep"}
 _LOCK = "lock"
+_OLD = "old"  # what stood at OUT, while it is being replaced
 
 
 class Workspace(NamedTuple):
@@ -61,12 +64,16 @@ def workspace(out: Path, made_from: dict[str, Any], overwrite: bool) -> Iterator
             yield space
             _publish(root, out)
         except BaseException as error:
-            # A stage's own workspace may lie inside: a finished part of any stage is worth keeping.
-            if root.exists() and not any(root.rglob("marks/*/*.json")) and not any(root.rglob(MANIFEST)):
+            if root.exists() and not _worth_keeping(root):
                 _remove(root)
             if isinstance(error, OSError):
                 raise WorkError(f"{error}; mend it and run the same command again to go on") from None
             raise
+
+
+def _worth_keeping(root: Path) -> bool:
+    """Whether any part of a stage is finished, or the whole, or what stood at OUT is in here."""
+    return any(root.glob("marks/*/*.json")) or any((root / name).exists() for name in (f"out/{MANIFEST}", _OLD))
 
 
 def discard(out: Path, made_from: dict[str, Any]) -> None:
@@ -83,7 +90,7 @@ def _root(out: Path) -> Path:
 
 
 def _text(made_from: dict[str, Any]) -> str:
-    return json.dumps(made_from, indent=1, sort_keys=True)
+    return json.dumps({**_OURS, "made from": made_from}, indent=1, sort_keys=True)
 
 
 @contextmanager
@@ -98,10 +105,19 @@ def _locked(root: Path, out: Path) -> Iterator[None]:
 
 def _refuse_foreign(root: Path) -> None:
     """Raise RequestError for a folder with files in it that no run has claimed: the settings are a run's first file."""
-    if not (root / _SETTINGS).is_file() and any(
-        path.name != _LOCK and not path.name.startswith(_SETTINGS) for path in root.iterdir()
-    ):
+    settings = root / _SETTINGS
+    names = [path.name for path in root.iterdir()]
+    begun = all(name == _LOCK or fnmatch(name, f"{_SETTINGS}.*.tmp") for name in names)
+    if not (_is_ours(settings) if settings.exists() else begun):
         raise RequestError(f"{root} is there and is no unfinished work; move it or set another --out")
+
+
+def _is_ours(settings: Path) -> bool:
+    try:
+        found = json.loads(settings.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.items() >= _OURS.items()
 
 
 def _claim(root: Path, text: str, overwrite: bool) -> None:
@@ -119,7 +135,7 @@ def _publish(root: Path, out: Path) -> None:
     for path in (root / "out").rglob("*"):
         fsync(path)
     if out.exists():
-        out.rename(root / "old")
+        out.rename(root / _OLD)
     (root / "out").rename(out)
     fsync(out.parent)
     _remove(root)

@@ -195,49 +195,13 @@ def test_help_and_print_config(command: str, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out
 
 
-def test_verify_finds_damage(build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("build", *build_argv()) == 0
-    assert run("verify", tmp_path / "out") == 0
-    assert capsys.readouterr().out.count("ok: ") == 2
-    shards, arrow = tmp_path / "out/shards", "train-00000.arrow"
-    good = (shards / arrow).read_bytes()
-    flipped = bytearray(good)
-    flipped[len(good) // 2] ^= 1
-    for damage in (bytes(flipped), good[:-8], None):
-        (shards / arrow).unlink()
-        if damage is not None:
-            (shards / arrow).write_bytes(damage)
-        assert run("verify", shards) == 1
-        assert arrow in one_line(capsys)
-        (shards / arrow).write_bytes(good)
-    (shards / "manifest.json").unlink()
-    assert run("verify", shards) == 2
-    assert "manifest.json" in one_line(capsys)
-    assert run("verify", tmp_path / "none") == 2
-
-
-def test_verify_compares_rows_with_the_manifest(
-    build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("build", *build_argv()) == 0
-    path = tmp_path / "out/shards/manifest.json"
-    whole = json.loads(path.read_text())
-    for key, value in (("rows", {"train": 1, "heldout": 1}), ("length", 16), ("vocab_size", 5)):
-        path.write_text(json.dumps({**whole, "facts": {**whole["facts"], key: value}}))
-        assert run("verify", tmp_path / "out") == 1
-        assert " has " in one_line(capsys)
-    path.write_text("not json")
-    assert run("verify", tmp_path / "out") == 1
-
-
 def test_the_real_command_line(build_argv: Argv, tmp_path: Path) -> None:
     """As a process, spawned workers included."""
     command = [sys.executable, "-m", "data_prep"]
     built = subprocess.run([*command, "build", *build_argv(workers=2)], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     assert "documents kept" in built.stdout
-    shutil.rmtree(tmp_path / "out" / "task")
-    assert subprocess.run([*command, "verify", tmp_path / "out"]).returncode == 0
+    assert run("verify", tmp_path / "out") == 0
 
 
 def test_the_quickstart_config_is_valid() -> None:

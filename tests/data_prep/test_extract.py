@@ -1,4 +1,4 @@
-"""The commands text, merge and dedup, end to end."""
+"""The commands text and merge, end to end."""
 
 import bz2
 import json
@@ -9,9 +9,9 @@ import pytest
 from cli import main
 from data_prep import __main__ as commands
 from data_prep import sources, stored
-from tests.data_prep.conftest import content, dump_xml, page_xml, prose
+from tests.data_prep.conftest import content, dump_xml
 
-COMMANDS = {"text": commands.text, "merge": commands.merge, "dedup": commands.dedup, "verify": commands.verify}
+COMMANDS = {name: getattr(commands, name) for name in ("build", "dedup", "merge", "text", "verify")}
 
 
 def run(*argv: object) -> int:
@@ -137,51 +137,3 @@ def test_a_dump_without_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "wiki.xml").write_text(dump_xml())
     assert run("text", tmp_path / "wiki.xml", "--out", tmp_path / "out") == 1
     assert "no pages" in one_line(capsys)
-
-
-def variant(number: int, changed: int) -> str:
-    """A text of 400 words that no other has; `changed` of them replaced."""
-    words = [f"w{number}x{index}" for index in range(400)]
-    return " ".join([*(f"new{index}" for index in range(changed)), *words[changed:]])
-
-
-@pytest.fixture
-def repeated(tmp_path: Path) -> Path:
-    """Twenty texts; of some an exact copy, a copy with a few other words, one with many other words."""
-    texts = [("first", n, 0) for n in range(20)] + [("exact", n, 0) for n in range(5)]
-    texts += [("near", n, 20) for n in range(5, 10)] + [("far", n, 200) for n in range(10, 15)]
-    pages = (page_xml(f"{kind} {n}", variant(n, changed), index) for index, (kind, n, changed) in enumerate(texts))
-    (tmp_path / "wiki.xml").write_text(dump_xml(*pages))
-    assert run("text", tmp_path / "wiki.xml", "--out", tmp_path / "text") == 0
-    return tmp_path / "text"
-
-
-@pytest.mark.parametrize(("near", "gone"), [(0.8, {"exact": 5, "near": 5}), (1, {"exact": 5})])
-def test_duplicates_go_and_the_first_stays(repeated: Path, tmp_path: Path, near: float, gone: dict[str, int]) -> None:
-    assert run("dedup", repeated, "--out", tmp_path / "out", "--near", near) == 0
-    kinds = [row["title"].split()[0] for row in rows(tmp_path / "out")]
-    assert kinds == ["first"] * 20 + (["near"] * 5 if near == 1 else []) + ["far"] * 5
-    expected = {f"{kind} duplicate": count for kind, count in gone.items()}
-    assert facts(tmp_path / "out")["documents"] == {"kept": len(kinds), "dropped": expected}
-
-
-def test_dedup_of_no_documents(plain: Path, tmp_path: Path) -> None:
-    assert run("text", plain, "--out", tmp_path / "none", "--min_chars", 10**6) == 0
-    assert run("dedup", tmp_path / "none", "--out", tmp_path / "out") == 0
-    assert facts(tmp_path / "out")["documents"]["kept"] == 0
-
-
-def test_dedup_is_the_same_for_any_number_of_workers(repeated: Path, tmp_path: Path) -> None:
-    assert run("dedup", repeated, "--out", tmp_path / "one") == 0
-    assert run("dedup", repeated, "--out", tmp_path / "two", "--workers", 2) == 0
-    assert content(tmp_path / "one") == content(tmp_path / "two")
-
-
-def test_several_folders_in_the_order_given(repeated: Path, tmp_path: Path) -> None:
-    (tmp_path / "more.txt").write_text(f"{variant(3, 0)}\n\n{prose(1, 90)}\n")
-    assert run("text", tmp_path / "more.txt", "--out", tmp_path / "more") == 0
-    assert run("dedup", tmp_path / "more", repeated, "--out", tmp_path / "out") == 0
-    found = rows(tmp_path / "out")
-    assert [row["id"].partition(":")[0] for row in found[:2]] == ["more.txt", "more.txt"]
-    assert "first 3" not in {row["title"] for row in found}
-    assert run("dedup", tmp_path / "nowhere", "--out", tmp_path / "x") == 2

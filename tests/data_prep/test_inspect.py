@@ -1,6 +1,9 @@
 """What `inspect` shows and writes."""
 
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -45,6 +48,39 @@ def test_rows_counts_and_lengths(build_argv: Argv, tmp_path: Path, capsys: pytes
     before = page.read_bytes()
     assert run("inspect", tmp_path / "out/shards", "--rows", 3, "--page", page) == 0
     assert page.read_bytes() == before
+
+
+# What a browser makes of the page, written into its title: widths, the picture's size, rows of text with a height.
+MEASURE = """<script>
+const box = (element) => element.getBoundingClientRect();
+const rows = [...document.querySelectorAll(".row p")].filter((row) => box(row).height > 10).length;
+const picture = box(document.querySelector("svg"));
+const bars = [...document.querySelectorAll("svg path")].filter((bar) => box(bar).height > 5).length;
+document.title = JSON.stringify({width: document.documentElement.scrollWidth, rows, bars,
+  picture: [picture.width, picture.height]});
+</script>"""
+
+
+@pytest.mark.parametrize("width", [500, 1200])
+def test_the_page_in_a_browser(width: int, build_argv: Argv, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium or google-chrome is installed: the page is not drawn")
+    assert run("build", *build_argv()) == 0
+    page = tmp_path / ("a-folder-with-a-long-name" * 4) / "rows.html"
+    assert run("inspect", tmp_path / "out", "--rows", 3, "--page", page) == 0
+    page.write_text(page.read_text() + MEASURE)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [browser, *flags, f"--window-size={width},900", "--dump-dom", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    title = re.search("<title>(.*?)</title>", shown.stdout)
+    assert title, shown.stderr
+    found = json.loads(title[1])
+    assert found["width"] <= width, "nothing sticks out"
+    assert found["rows"] == 6
+    assert found["picture"][0] > 300
+    assert found["picture"][1] > 100
+    assert found["bars"] > 0
 
 
 def test_a_split_without_rows(build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

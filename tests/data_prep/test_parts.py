@@ -1,5 +1,6 @@
 """The runner that survives kills: workspace and parts, in this process and as real processes."""
 
+import glob
 import json
 import multiprocessing
 import os
@@ -80,6 +81,17 @@ def test_a_folder_of_the_workspaces_name_is_left_alone(tmp_path: Path, overwrite
     with pytest.raises(RequestError, match="no unfinished work"), workspace(tmp_path / "out", MADE_FROM, overwrite):
         pass
     assert content(root) == dict.fromkeys(("thesis.txt", "lock"), b"years of work")
+
+
+def test_a_foreign_folder_with_settings_of_its_own_is_left_alone(tmp_path: Path) -> None:
+    root = tmp_path / "out.partial"
+    root.mkdir()
+    (root / "settings.json").write_text('{"editor": "dark"}')
+    (root / "thesis.txt").write_text("years of work")
+    before = content(root)
+    with pytest.raises(RequestError, match="no unfinished work"), workspace(tmp_path / "out", MADE_FROM, True):
+        pass
+    assert content(root) == before
 
 
 def test_a_part_whose_file_was_cut_is_done_again(tmp_path: Path) -> None:
@@ -178,12 +190,13 @@ def start(dump: Path, out: Path, workers: int = 2) -> subprocess.Popen[str]:
     )
 
 
-def finished_parts(out: Path) -> int:
-    return len(list(out.with_name(out.name + ".partial").glob("marks/*/*.json")))
+def finished_parts(out: Path, stage: str = "*") -> int:
+    # Not by pathlib, which raises where a folder vanishes while it looks.
+    return len(glob.glob(f"{out}.partial/marks/{stage}/*.json"))
 
 
-def wait_for_parts(out: Path, process: subprocess.Popen[str], count: int) -> None:
-    while finished_parts(out) < count and process.poll() is None:
+def wait_for_parts(out: Path, process: subprocess.Popen, count: int, stage: str = "*") -> None:
+    while finished_parts(out, stage) < count and process.poll() is None:
         time.sleep(0.01)
 
 
@@ -277,4 +290,4 @@ def test_a_finished_folder_says_so_and_other_settings_are_refused(big_dump: Path
     assert other.returncode == 2
     assert "--overwrite true" in other.stderr
     made = json.loads((tmp_path / "out.partial" / "settings.json").read_text())
-    assert made["shard"] == "0/1"
+    assert made["made from"]["shard"] == "0/1"

@@ -94,7 +94,7 @@ def write(folder: Path, model: Path, texts: dict[str, str], kept_out: frozenset[
     lines = [json.dumps({"id": title, "title": title, "text": text}) for title, text in texts.items()]
     (folder / "documents.jsonl").write_text("".join(line + "\n" for line in lines))
     made = recipe(16, tokenizer=model / "tokenizer.json", heldout=0.3)._replace(cls=2, sep=3, kept_out=kept_out)
-    return write_part(made, ("00007", folder / "documents.jsonl"), folder)
+    return write_part(made, ("00007", folder / "documents.jsonl", None), folder)
 
 
 def test_stored_rows_agree_with_the_counts(tmp_path: Path, model: Path) -> None:
@@ -115,7 +115,7 @@ def test_stored_rows_agree_with_the_counts(tmp_path: Path, model: Path) -> None:
 def test_a_line_that_is_no_document_is_named(tmp_path: Path, model: Path) -> None:
     (tmp_path / "documents.jsonl").write_text('{"id": "1", "title": "T", "text": "the"}\n{"id": "2"}\n')
     with pytest.raises(WorkError, match="line 2"):
-        write_part(recipe(16, tokenizer=model / "tokenizer.json"), ("0", tmp_path / "documents.jsonl"), tmp_path)
+        write_part(recipe(16, tokenizer=model / "tokenizer.json"), ("0", tmp_path / "documents.jsonl", None), tmp_path)
 
 
 def test_counts_add_up_whatever_keys_they_have() -> None:

@@ -95,6 +95,20 @@ def test_broken_markup_leaves_no_signs_and_loses_no_text(markup: str) -> None:
     assert not any(sign in text for sign in SIGNS)
 
 
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ("prose <ref Smith 2010 more prose.\nNext.", "prose Smith 2010 more prose.\nNext."),
+        ("prose<ref name=x Smith 2010, p. 5 more.\n\nNext.", "prose Smith 2010, p. 5 more.\n\nNext."),
+        ("prose<ref name='x y' / more <span style=\"a: b\" of it", "prose more of it"),
+        ("prose <ref Smith 2010>cited</ref> more.", "prose more."),
+        ("one <ref Smith 2010 and <ref>cited</ref>two", "one Smith 2010 and two"),
+    ],
+)
+def test_an_unclosed_tag_takes_nothing_with_it(markup: str, expected: str) -> None:
+    assert plain_text(markup) == expected
+
+
 OPENED = ["{{infobox\n| a = b\n", "[[File:a.jpg|thumb|", "{|\n|-\n| a\n", "<ref>{{cite", "<!--x-->{{a|[["]
 
 
@@ -126,6 +140,7 @@ WORST = {
     "nowiki": "<nowiki>" * 50_000,
     "angles": "<" * 300_000,
     "tags": "<span a='" * 40_000,
+    "attributes": "<span" + " a='b c=" * 40_000,
     "addresses": "[http://a " * 60_000,
     "brackets": "[" * 300_000,
     "quotes": "''a'''b " * 60_001,

@@ -22,8 +22,6 @@ from data_prep.train_tokenizer import train_tokenizer
 from data_prep.workspace import workspace
 from tests.data_prep.conftest import dump_xml, page_xml, prose, save_tokenizer
 
-Argv = list[str]
-
 
 @pytest.fixture(scope="session")
 def encoder(model: Path) -> Encoder:
@@ -39,8 +37,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [" ".join("".join(draw.choice(parts, draw.integers(1, 4))) for _ in range(80)) for _ in range(60)]
     pages = [page_xml(f"Article {n}", f"{prose(n)} {text}", n) for n, text in enumerate(texts)]
     (folder / "wiki.xml").write_text(dump_xml(*pages))
-    command = [sys.executable, "-m", "data_prep", "text", str(folder / "wiki.xml"), "--out", str(folder / "documents")]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    commands.text([str(folder / "wiki.xml"), "--out", str(folder / "documents")])
     return folder / "documents"
 
 
@@ -122,32 +119,46 @@ def test_the_encoders_hash_sees_what_the_vocabularys_does_not(model: Path, tmp_p
     assert mine.encoder_sha256 != other.encoder_sha256
 
 
-def train(argv: Argv, threads: int) -> None:
-    command = [sys.executable, "-m", "data_prep", "tokenizer", *argv]
-    subprocess.run(command, check=True, env=os.environ | {"RAYON_NUM_THREADS": str(threads)}, stdout=subprocess.DEVNULL)
+SHAPES = {"wordpiece": BertConfig, "bpe": RobertaConfig}
+BY_ITSELF = """import json, sys
+from data_prep import __main__ as commands
+for argv in json.loads(sys.argv[1]):
+    commands.tokenizer(argv)
+"""
 
 
-@pytest.mark.parametrize(("kind", "shape"), [("wordpiece", BertConfig), ("bpe", RobertaConfig)])
-def test_a_trained_vocabulary_and_its_model(kind: str, shape: type, documents: Path, tmp_path: Path) -> None:
-    """Twice, in two processes and with other numbers of threads: the same bytes, good for rows and a model."""
-    arch = tmp_path / "arch"
+@pytest.fixture(scope="module")
+def trained(documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders KIND-1 and KIND-2, made alike in two processes with other numbers of threads."""
+    root = tmp_path_factory.mktemp("trained")
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    types = 2 if kind == "wordpiece" else 1
-    shape(**sizes, max_position_embeddings=66, type_vocab_size=types).save_pretrained(arch)
-    flags = ["--kind", kind, "--vocab_size", "310", "--arch", str(arch)]
-    train([str(documents), "--out", str(tmp_path / "out1"), *flags], threads=1)
-    commands.tokenizer([str(documents), "--out", str(tmp_path / "out2"), *flags])
-    first, second = ({p.name: p.read_bytes() for p in (tmp_path / f"out{n}").iterdir()} for n in (1, 2))
+    requests = []
+    for kind, shape in SHAPES.items():
+        types = 2 if kind == "wordpiece" else 1
+        shape(**sizes, max_position_embeddings=66, type_vocab_size=types).save_pretrained(root / f"{kind}-arch")
+        flags = ["--kind", kind, "--vocab_size", "310", "--arch", str(root / f"{kind}-arch")]
+        requests.append([str(documents), "--out", str(root / f"{kind}-1"), *flags])
+        commands.tokenizer([str(documents), "--out", str(root / f"{kind}-2"), *flags])
+    command = [sys.executable, "-c", BY_ITSELF, json.dumps(requests)]
+    subprocess.run(command, check=True, env=os.environ | {"RAYON_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    return root
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_trained_vocabulary_and_its_model(kind: str, trained: Path) -> None:
+    """The same bytes for any number of threads, good for rows and a model."""
+    first, second = ({p.name: p.read_bytes() for p in (trained / f"{kind}-{n}").iterdir()} for n in (1, 2))
     assert first == second
-    assert not any(str(tmp_path).encode() in content for content in first.values())
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out1")
+    assert not any(str(trained).encode() in content for content in first.values())
+    out = trained / f"{kind}-1"
+    tokenizer = AutoTokenizer.from_pretrained(out)
     assert len(tokenizer) == 310
     assert tokenizer.model_max_length == (66 if kind == "wordpiece" else 64)
-    Vocabulary(tmp_path / "out1", 64)
+    Vocabulary(out, 64)
     batch = tokenizer(
         ["the river", "old"], ["a science", "new"], padding="max_length", max_length=64, return_tensors="pt"
     )
-    logits = AutoModelForMaskedLM.from_pretrained(tmp_path / "out1")(**batch).logits
+    logits = AutoModelForMaskedLM.from_pretrained(out)(**batch).logits
     assert logits.shape == (2, 64, 310)
     assert tokenizer.unk_token_id not in batch["input_ids"]
     decoded = tokenizer.decode(tokenizer("the river science").input_ids, skip_special_tokens=True)
@@ -190,6 +201,10 @@ def test_what_cannot_be_trained(documents: Path, tmp_path: Path) -> None:
         train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", vocab_size=20_000))
     with pytest.raises(RequestError, match="--arch"):
         train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", arch=tmp_path))
+    for content in ("{}", "[]", "no json", '{"model_type": "gpt2"}', '{"model_type": "bert", "hidden_size": 7}'):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(RequestError, match=r"config\.json is no masked language model's.*--arch"):
+            train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", arch=tmp_path))
     with pytest.raises(RequestError, match="--documents"):
         train_tokenizer(TokenizerConfig(documents=[tmp_path], out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()

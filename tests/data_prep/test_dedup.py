@@ -1,0 +1,132 @@
+"""Duplicates: the command `dedup`, and the same as an option of `build`."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep import sources
+from tests.data_prep.conftest import content, dump_xml, page_xml, prose
+from tests.data_prep.test_commands import one_line
+from tests.data_prep.test_extract import facts, rows, run
+from tests.data_prep.test_parts import wait_for_parts
+
+Argv = Callable[..., list[str]]
+GONE = {"exact duplicate": 5, "near duplicate": 5}
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_SMALLEST", 5_000)
+
+
+def variant(number: int, changed: int) -> str:
+    """A text of 400 words that no other has; `changed` of them replaced."""
+    words = [f"w{number}x{index}" for index in range(400)]
+    return " ".join([*(f"new{index}" for index in range(changed)), *words[changed:]])
+
+
+@pytest.fixture
+def repeated(tmp_path: Path) -> Path:
+    """Twenty texts; of some an exact copy, a copy with a few other words, one with many other words."""
+    texts = [("first", n, 0) for n in range(20)] + [("exact", n, 0) for n in range(5)]
+    texts += [("near", n, 20) for n in range(5, 10)] + [("far", n, 200) for n in range(10, 15)]
+    pages = (page_xml(f"{kind} {n}", variant(n, changed), index) for index, (kind, n, changed) in enumerate(texts))
+    (tmp_path / "wiki.xml").write_text(dump_xml(*pages))
+    assert run("text", tmp_path / "wiki.xml", "--out", tmp_path / "text") == 0
+    assert len(list((tmp_path / "text").glob("*.jsonl"))) > 5
+    return tmp_path / "text"
+
+
+@pytest.mark.parametrize(("near", "gone"), [(0.8, {"exact": 5, "near": 5}), (1, {"exact": 5})])
+def test_duplicates_go_and_the_first_stays(repeated: Path, tmp_path: Path, near: float, gone: dict[str, int]) -> None:
+    assert run("dedup", repeated, "--out", tmp_path / "out", "--near", near) == 0
+    kinds = [row["title"].split()[0] for row in rows(tmp_path / "out")]
+    assert kinds == ["first"] * 20 + (["near"] * 5 if near == 1 else []) + ["far"] * 5
+    expected = {f"{kind} duplicate": count for kind, count in gone.items()}
+    assert facts(tmp_path / "out")["documents"] == {"kept": len(kinds), "dropped": expected}
+
+
+def test_dedup_of_no_documents(dump: Path, tmp_path: Path) -> None:
+    assert run("text", dump, "--out", tmp_path / "none", "--min_chars", 10**6) == 0
+    assert run("dedup", tmp_path / "none", "--out", tmp_path / "out") == 0
+    assert facts(tmp_path / "out")["documents"]["kept"] == 0
+
+
+def test_dedup_is_the_same_for_any_number_of_workers(repeated: Path, tmp_path: Path) -> None:
+    assert run("dedup", repeated, "--out", tmp_path / "one") == 0
+    assert run("dedup", repeated, "--out", tmp_path / "two", "--workers", 2) == 0
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_several_folders_in_the_order_given(repeated: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text(f"{variant(3, 0)}\n\n{prose(1, 90)}\n")
+    assert run("text", tmp_path / "more.txt", "--out", tmp_path / "more") == 0
+    assert run("dedup", tmp_path / "more", repeated, "--out", tmp_path / "out") == 0
+    found = rows(tmp_path / "out")
+    assert [row["id"].partition(":")[0] for row in found[:2]] == ["more.txt", "more.txt"]
+    assert "first 3" not in {row["title"] for row in found}
+    assert run("dedup", tmp_path / "nowhere", "--out", tmp_path / "x") == 2
+
+
+@pytest.fixture
+def argv(repeated: Path, model: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """The arguments of a `build` without duplicates, from documents or from the dump they were made of."""
+
+    def flags(out: str, *more: object, dump: bool = False) -> list[str]:
+        given = ["--dumps", tmp_path / "wiki.xml"] if dump else ["--documents", repeated]
+        known = ["--model", model, "--length", 32, "--heldout", 0.2, "--dedup", 0.8, "--out", tmp_path / out]
+        return [str(word) for word in (*given, *known, *more)]
+
+    return flags
+
+
+def arrows(out: Path) -> dict[str, bytes]:
+    return {name: data for name, data in content(out / "shards").items() if name.endswith(".arrow")}
+
+
+def test_a_build_without_duplicates(argv: Argv, repeated: Path, tmp_path: Path) -> None:
+    """From the dump, from its documents, or from what `dedup` leaves of those, with any number of workers."""
+    assert run("build", *argv("out")) == 0
+    made = facts(tmp_path / "out/shards")
+    assert made["documents"]["kept"] == 25
+    assert made["documents"]["dropped"] == GONE
+    assert made["minhash"].startswith("rensa")
+    assert run("build", *argv("two", "--workers", 2, dump=True)) == 0
+    assert arrows(tmp_path / "two") == arrows(tmp_path / "out")
+    assert run("dedup", repeated, "--out", tmp_path / "alone") == 0
+    assert run("build", *argv("after", "--dedup", "null", "--documents", tmp_path / "alone")) == 0
+    assert "minhash" not in facts(tmp_path / "after/shards")
+    assert arrows(tmp_path / "after") == arrows(tmp_path / "out")
+
+
+def test_equal_texts_alone_and_leads_among_them(argv: Argv, repeated: Path, tmp_path: Path) -> None:
+    lead = {"title": "A lead", "extract": variant(1, 0), "description": "", "topic": "Uncategorized"}
+    (tmp_path / "leads.json").write_text(json.dumps({"A lead": lead}))
+    more = ("--dedup", 1, "--leads", tmp_path / "leads.json")
+    assert run("build", *argv("out", *more)) == 0
+    assert facts(tmp_path / "out/shards")["documents"]["dropped"] == {"exact duplicate": 6}
+
+
+def test_machines_cannot_share_it(argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run("build", *argv("out", "--shard", "0/2")) == 2
+    assert "--dedup needs all documents" in one_line(capsys)
+    assert run("build", *argv("out", "--dedup", 0.5)) == 2
+    assert "0.7 <= dedup <= 1" in one_line(capsys)
+
+
+@pytest.mark.parametrize("stage", [pytest.param("hash", marks=pytest.mark.reliability), "rows"])
+def test_killed_and_started_again(stage: str, argv: Argv, tmp_path: Path) -> None:
+    assert run("build", *argv("calm")) == 0
+    out = tmp_path / "rough"
+    process = subprocess.Popen([sys.executable, "-m", "data_prep", "build", *argv("rough", "--workers", 2)])
+    wait_for_parts(out, process, 1, stage)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert run("build", *argv("rough")) == 0
+    assert content(out) == content(tmp_path / "calm")
