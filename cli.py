@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
+import yaml
 from jsonargparse import ArgumentParser, set_parsing_settings
 
 from asa.config import did_you_mean, field_names, from_dict
@@ -19,15 +20,21 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "", notes: str = "") -> T:
-    """Read `--config FILE` and dotted overrides into `cls`; --help and --print_config come with it.
+    """Read `--config FILE` and dotted overrides into `cls`, what comes later having the last word; --help and
+    --print_config come with it.
 
     Args: positional names the field that the arguments before the first flag stand for; notes end the help text.
     Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range; RequestError for a stray
-        argument.
+        argument or an unknown entry.
     """
-    arguments = _bracketed(cls, _named(cls, list(argv), positional))
+    arguments = _bracketed(cls, _with_entries(_named(cls, list(argv), positional)))
     parser = _Parser(prog=prog, description=cls.__doc__, epilog=notes, known=field_names(cls))
-    parser.add_argument("--config", action="config", help="YAML file with any of the keys below.")
+    parser.add_argument(
+        "--config",
+        action="config",
+        help="YAML file with any of the keys below, or FILE:ENTRY, one entry of a file of several such as"
+        " configs/method/freelb.yaml:mnli. May be given again: each adds its keys.",
+    )
     parser.add_class_arguments(cls)
     namespace = parser.parse_args(arguments)
     values = {key: value for key, value in namespace.as_dict().items() if key != "config"}
@@ -46,6 +53,32 @@ def _named(cls: Any, argv: list[str], positional: str) -> list[str]:
     if not positional or (len(given) > 1 and positional not in _sequences(cls)):
         raise RequestError(f"unexpected argument {given[-1]!r}; see --help")
     return [f"--{positional}", json.dumps(given) if positional in _sequences(cls) else given[0], *rest]
+
+
+def _with_entries(argv: list[str]) -> list[str]:
+    """Every `--config FILE:ENTRY` with the entry's content in its place, which the parser takes as well as a file."""
+    split = [piece for part in argv for piece in (part.split("=", 1) if part.startswith("--config=") else [part])]
+    for index in range(1, len(split)):
+        file, colon, name = split[index].rpartition(":")
+        if split[index - 1] == "--config" and colon and file.endswith(".yaml"):
+            split[index] = json.dumps(entry(Path(file), name))
+    return split
+
+
+def entry(file: Path, name: str) -> dict[str, Any]:
+    """The keys in an entry of a YAML file. Raises RequestError, which names the entries (or files) there are."""
+    if not file.is_file():
+        beside = ", ".join(str(path) for path in sorted(file.parent.glob("*.yaml"))) or "none"
+        raise RequestError(f"no file {file}; set --config to FILE:ENTRY; files there: {beside}")
+    try:
+        read = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise RequestError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
+    entries = {key: value for key, value in read.items() if isinstance(value, dict)} if isinstance(read, dict) else {}
+    if name not in entries:
+        hint = did_you_mean(difflib.get_close_matches(name, entries, n=1))
+        raise RequestError(f"{file} has no entry {name!r}; {hint}set --config {file}: and one of {', '.join(entries)}")
+    return entries[name]
 
 
 def _bracketed(cls: Any, argv: list[str]) -> list[str]:

@@ -1,25 +1,43 @@
-"""Checkpoints: ROOT/step-N/, written aside, hashed, then renamed. The newest complete one is the run's position.
+"""Checkpoints: ROOT/step-N/, written aside, hashed, then renamed. The newest good one is the run's position.
 
-Contents: engine state (weights, optimizer), method.safetensors, model.safetensors (every parameter whole and in fp32,
-so that exporting needs no engine), hf/ (model config and tokenizer), manifest.json with the position. Random numbers
-need no state: samples, masks and dropout are functions of (seed, step).
+One format for every engine, ZeRO stage, precision and number of processes: rank 0 collects the state parameter by
+parameter and writes it whole; loading, it reads and hands out one tensor at a time. No other rank needs the folder.
+
+Contents: model.safetensors (every parameter whole and in fp32, so that exporting needs no engine),
+exp_avg.safetensors and exp_avg_sq.safetensors (Adam's averages), method.safetensors, hf/ (model config and tokenizer),
+manifest.json with the position. Random numbers need no state: samples, masks and dropout are functions of (seed, step).
 """
 
 import re
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from asa import dist, manifest
-from asa.engine import Engine
-from asa.errors import RequestError
+from asa.engine import Engine, State
+from asa.errors import RequestError, WorkError
 from asa.methods import Method
 
 KIND = "checkpoint"
+WEIGHTS, METHOD = "model.safetensors", "method.safetensors"
+FILES: dict[State, str] = {
+    "weights": WEIGHTS,
+    "exp_avg": "exp_avg.safetensors",
+    "exp_avg_sq": "exp_avg_sq.safetensors",
+}
+
+
+class SaveFailed(WorkError):
+    """The disk refused a checkpoint. The older ones are untouched, and nothing of the new one is left."""
 
 
 def save(
@@ -31,44 +49,169 @@ def save(
     facts: dict[str, Any],
     keep: int,
 ) -> Path:
-    """Write ROOT/step-N and remove all but the newest `keep`. All ranks call it; rank 0 completes it."""
-    final = root / f"step-{step}"
-    partial = root / f"step-{step}.partial"
-    if dist.is_main():
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
-    engine.save(partial)
-    state = engine.full_state()
-    dist.barrier()
-    if dist.is_main():
-        save_file(state, partial / "model.safetensors")
-        save_file(method.state_dict(), partial / "method.safetensors")
-        engine.module.model.config.save_pretrained(partial / "hf")
-        tokenizer.save_pretrained(partial / "hf")
-        manifest.write(partial, KIND, {"step": step, **facts})
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        manifest.fsync(root)
-        for old in complete(root)[:-keep]:
-            shutil.rmtree(old)
-    dist.barrier()
+    """Write ROOT/step-N and remove all older than the newest `keep` good ones. All ranks must call it.
+
+    A good checkpoint of this step is left as it is.
+    Raises: on every rank SaveFailed where the disk refuses, WorkError for a weight that is not finite.
+    """
+    final, aside = root / f"step-{step}", root / f"step-{step}.partial"
+    if dist.on_main(lambda: is_good(final)):
+        return final
+    write = partial(_on_main, aside)
+    write(lambda: _begin(aside))
+    _write_state(engine, aside, write)
+    everything = {"step": step, "engine": engine.counters(), **facts}
+
+    def complete_it() -> None:
+        save_file(_plain(method.state_dict()), aside / METHOD)
+        engine.module.model.config.save_pretrained(aside / "hf")
+        tokenizer.save_pretrained(aside / "hf")
+        manifest.write(aside, KIND, everything)
+
+    write(complete_it)
+    dist.barrier()  # every rank has come this far
+    write(lambda: _publish(aside, final))
+    dist.on_main(lambda: _rotate(final, keep))
     return final
 
 
-def load(folder: Path, engine: Engine, method: Method) -> dict[str, Any]:
-    """Restore engine and method bit for bit; the facts. Every byte is verified before anything is unpickled."""
-    facts = manifest.verify(folder, KIND, "--out")
-    engine.load(folder)
-    method.load_state_dict(load_file(folder / "method.safetensors"))
+def _on_main(aside: Path, work: Callable[[], None]) -> None:
+    """A part of saving, on rank 0. Where it fails, `aside` is removed and the error raised on every rank."""
+
+    def attempt() -> None:
+        try:
+            work()
+        except Exception as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            reason = _disk_error(error)
+            if reason is None:
+                raise
+            raise SaveFailed(f"{aside.with_suffix('')} cannot be written: {reason}; free space or set --out") from error
+
+    dist.on_main(attempt)
+
+
+def _disk_error(error: Exception) -> str | None:
+    """What the system says, where the disk failed; tokenizers and safetensors hide it in errors of their own."""
+    if isinstance(error, OSError):
+        return f"{error.strerror} (errno {error.errno})"
+    found = re.search(r"(\w[\w ]*) \(os error (\d+)\)", str(error))
+    return f"{found[1]} (errno {found[2]})" if found else None
+
+
+def _begin(aside: Path) -> None:
+    for left in aside.parent.glob("step-*.partial"):  # by saves that were killed
+        shutil.rmtree(left, ignore_errors=True)
+    aside.mkdir(parents=True)
+
+
+def _write_state(engine: Engine, folder: Path, write: Callable[[Callable[[], None]], None]) -> None:
+    """The weights, then each of Adam's averages: rank 0 holds one of the three at a time, other ranks one tensor."""
+    for state, name in FILES.items():
+        whole: dict[str, Tensor] = {}
+        for key, part in engine.parts(state):
+            if dist.is_main():
+                whole[key] = part.to("cpu", torch.float32, copy=True)
+        write(partial(_write_finite, whole, folder / name))
+
+
+def _write_finite(tensors: dict[str, Tensor], file: Path) -> None:
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise WorkError(
+                f"{file.stem} of {name} is not finite, so it is not saved; lower --optim.lr and continue from the"
+                " newest checkpoint"
+            )
+    save_file(_plain(tensors), file)
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def _publish(aside: Path, final: Path) -> None:
+    shutil.rmtree(final, ignore_errors=True)  # damaged, or it would have been left as it is
+    aside.rename(final)
+    manifest.fsync(final.parent)
+
+
+def _rotate(newest: Path, keep: int) -> None:
+    """Remove what is older than the newest `keep` good checkpoints; a damaged one does not count.
+
+    `newest` has just been written and is not read again.
+    """
+    good = 0
+    for folder in reversed(_folders(newest.parent)):
+        if good == keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            good += folder == newest or is_good(folder)
+
+
+def load(folder: Path | None, engine: Engine, method: Method) -> dict[str, Any]:
+    """Restore engine and method bit for bit; the facts. All ranks must call it; rank 0 alone reads `folder`.
+
+    Raises: WorkError, on every rank, where anything is damaged; every byte is verified before anything is used.
+    """
+    facts: dict[str, Any] = dist.on_main(lambda: _verified(folder))
+    for state, name in FILES.items():
+        engine.restore(state, _handed_out(folder, name))
+    engine.set_counters(facts.pop("engine"))
+    method.load_state_dict(dict(_handed_out(folder, METHOD)))
     return facts
 
 
+def _verified(folder: Path | None) -> dict[str, Any]:
+    assert folder is not None, "rank 0 must be given a folder"
+    return manifest.verify(folder, KIND, "--out")
+
+
+def _handed_out(folder: Path | None, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file, on the CPU, one at a time, from rank 0 to all."""
+    with ExitStack() as stack:
+        file = stack.enter_context(safe_open(folder / name, "pt")) if folder is not None and dist.is_main() else None
+        for key in dist.on_main(lambda: list(file.keys()) if file is not None else []):
+            tensor = torch.empty(0) if file is None else file.get_tensor(key)
+            shape, dtype = dist.on_main(lambda tensor=tensor: (tensor.shape, tensor.dtype))
+            yield key, dist.from_main_(torch.empty(shape, dtype=dtype) if file is None else tensor)
+
+
+def is_good(folder: Path) -> bool:
+    """Whether it is a complete checkpoint of which every byte is as it was written."""
+    try:
+        manifest.verify(folder, KIND, "--out")
+    except (RequestError, WorkError, OSError):
+        return False
+    return True
+
+
+def newest_good(root: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint below `root` that is whole, and a line on each newer one that is not.
+
+    Every byte is verified. Raises: WorkError where there are checkpoints and none is whole.
+    """
+    wrong = [f"{left} was not finished" for left in root.glob("step-*.partial")]
+    folders = _folders(root)
+    for folder in reversed(folders):
+        try:
+            manifest.verify(folder, KIND, "--out")
+        except (RequestError, WorkError, OSError) as error:
+            wrong.append(str(error))
+        else:
+            return folder, wrong
+    if folders:
+        raise WorkError(f"no checkpoint in {root} is whole: {'; '.join(wrong)}; restore one, or set another --out")
+    return None, []
+
+
 def complete(root: Path) -> list[Path]:
-    """Finished checkpoints below `root`, oldest first."""
-    folders = (path.parent for path in root.glob("step-*/" + manifest.NAME))
+    """Finished checkpoints below `root`, oldest first; whether they are damaged is not looked at."""
+    return [folder for folder in _folders(root) if (folder / manifest.NAME).is_file()]
+
+
+def _folders(root: Path) -> list[Path]:
     # Others are copies that somebody made, or saves that were cut off just before their rename.
-    return sorted((folder for folder in folders if re.fullmatch(r"step-\d+", folder.name)), key=_step)
+    return sorted((folder for folder in root.glob("step-*") if re.fullmatch(r"step-\d+", folder.name)), key=_step)
 
 
 def find(folder: Path, flag: str) -> Path:
@@ -84,7 +227,7 @@ def find(folder: Path, flag: str) -> Path:
 def read_model(folder: Path, flag: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Whole fp32 parameters and facts of a verified checkpoint. Raises RequestError or WorkError."""
     facts = manifest.verify(folder, KIND, flag)
-    return load_file(folder / "model.safetensors"), facts
+    return load_file(folder / WEIGHTS), facts
 
 
 def _step(folder: Path) -> int:

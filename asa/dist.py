@@ -1,14 +1,21 @@
 """Rank helpers that are the identity in a single process, so one code path serves both."""
 
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.rendezvous import rendezvous
 
 from asa.errors import RequestError, WorkError
+
+T = TypeVar("T")
+JOIN = timedelta(minutes=10)  # that ranks may be apart at their start
 
 
 def active() -> bool:
@@ -39,34 +46,86 @@ def sum_(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def any_(flag: bool) -> bool:
+    """Whether it is true on any rank. Between hosts: no device is waited for."""
+    if world() == 1:
+        return flag
+    found = torch.tensor([int(flag)], dtype=torch.int32)
+    torch_dist.all_reduce(found, op=torch_dist.ReduceOp.MAX, group=_hosts())
+    return bool(found)
+
+
+def gather(value: Any) -> list[Any]:
+    """Every rank's value, in the order of ranks, on every rank; values are small and picklable."""
+    if world() == 1:
+        return [value]
+    found: list[Any] = [None] * world()
+    torch_dist.all_gather_object(found, value, group=_hosts())
+    return found
+
+
+_made: list[Any] = []  # the gloo group beside NCCL, once init has made it
+
+
+def _hosts() -> torch_dist.ProcessGroup | None:
+    """The group whose messages are host memory. None: the only group there is, which is gloo."""
+    return _made[0] if _made else None
+
+
+def store() -> Store:
+    """The key-value store that the ranks have met through."""
+    return _get_default_store()
+
+
 def seed_all(*parts: int) -> None:
     """Seed torch from (seed, step, ...), so that a resumed run draws what the uninterrupted one drew."""
     torch.manual_seed(int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]))
 
 
-def init(cuda: bool, launched: bool) -> None:
-    """Join the launcher's process group, or make one of a single process (DeepSpeed wants one in any case)."""
+def init(cuda: bool, launched: bool, timeout: timedelta | None = None) -> None:
+    """Join the launcher's process group, or make one of a single process (DeepSpeed wants one in any case).
+
+    Args: timeout of a collective; torch's own where None (NCCL 10 minutes, gloo 30).
+    """
     backend = "nccl" if cuda else "gloo"
     if launched:
-        torch_dist.init_process_group(backend)
+        # Its own, short timeout: where one machine has failed before, the others need not wait for it long.
+        meeting, rank_, world_ = next(rendezvous("env://", timeout=JOIN))
+        torch_dist.init_process_group(backend, timeout=timeout, store=meeting, rank=rank_, world_size=world_)
     else:
         torch_dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    if cuda:
+        _made.append(torch_dist.new_group(backend="gloo", timeout=timeout))
 
 
 def close() -> None:
+    _made.clear()
     if active():
         torch_dist.destroy_process_group()
 
 
-def on_main(work: Callable[[], None]) -> None:
-    """Run `work` on rank 0. Its deliberate errors are raised on every rank, so that none waits for a lost one."""
-    outcome: list[Exception | None] = [None]
+def on_main(work: Callable[[], T]) -> T:
+    """What `work` gives on rank 0, on every rank. An error is raised on every rank, so that none waits for a lost one:
+    deliberate ones as they are, any other as itself on rank 0 and as a WorkError elsewhere."""
+    outcome: list[Any] = [None, None]
+    unforeseen: Exception | None = None
     if is_main():
         try:
-            work()
+            outcome[0] = work()
         except (RequestError, WorkError) as error:
-            outcome = [error]
+            outcome[1] = error
+        except Exception as error:
+            unforeseen = error
+            outcome[1] = WorkError(f"rank 0 failed: {error!r}")
     if world() > 1:
-        torch_dist.broadcast_object_list(outcome)
-    if outcome[0] is not None:
-        raise outcome[0]
+        torch_dist.broadcast_object_list(outcome, group=_hosts())
+    if outcome[1] is not None:
+        raise unforeseen or outcome[1]
+    return outcome[0]
+
+
+def from_main_(tensor: Tensor) -> Tensor:
+    """In place, rank 0's values of a tensor in host memory; returns its argument."""
+    if world() > 1:
+        torch_dist.broadcast(tensor, src=0, group=_hosts())
+    return tensor

@@ -1,13 +1,13 @@
-"""Engines: forward and backward passes accumulate gradients, step() applies them. The only file that imports deepspeed.
+"""Engines: forward and backward passes accumulate gradients, step() applies them. DeepSpeed's is in zero.py.
 
-Both engines have the same semantics: gradients are summed over backward calls, micro-batches and ranks, since losses
-are already divided by the totals of the whole step.
+Both have the same semantics: gradients are summed over backward calls, micro-batches and ranks, since losses are
+already divided by the totals of the whole step. Both give and take their state parameter by parameter, whole and in
+fp32, so that what one has saved any other reads.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,27 @@ from torch import Tensor, nn
 from asa import dist
 from asa.batch import Batch
 from asa.model import Output, TaskModel
-from asa.optim import OptimConfig, build_optimizer, learning_rate
+from asa.optim import ClippingAdamW, OptimConfig, PartNorms, learning_rate, set_updates, start
 from asa.signal import Perturb, Tap
+
+Precision = Literal["fp32", "bf16", "fp16"]
+State = Literal["weights", "exp_avg", "exp_avg_sq"]  # of every trainable parameter: itself and Adam's two averages
 
 
 class StepStats(NamedTuple):
-    """applied: False when an FP16 overflow skipped the update. grad_norm: before clipping, of model and adversaries."""
+    """applied: False where a gradient was not finite, so that nothing was updated (in FP16 also an overflow).
+
+    grad_norm: before clipping, of model and adversaries together; model_norm, adversary_norm: apart, None where not
+    asked for, not applied or, of the adversaries, where there are none. loss_scale: what the step's gradients were
+    multiplied by on their way, 1 outside FP16.
+    """
 
     applied: bool
     grad_norm: Tensor | float
     lr: float
+    loss_scale: float = 1.0
+    model_norm: Tensor | float | None = None
+    adversary_norm: Tensor | float | None = None
 
 
 class Engine(Protocol):
@@ -53,31 +64,45 @@ class Engine(Protocol):
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Add the loss's gradients to what the next step applies."""
+        """Add the loss's gradients to what the next step applies; those of a loss that is not finite are NaN."""
         ...
 
     def same_dropout(self) -> AbstractContextManager[None]:
         """Inside, every forward and probe draws the same dropout masks."""
         ...
 
-    def step(self) -> StepStats:
-        """Apply and clear the accumulated gradients. The loop's alone."""
+    def step(self, norms: bool = False) -> StepStats:
+        """Apply and clear the accumulated gradients; those that are not finite are cleared only. The loop's alone.
+
+        Args: norms asks for the norms of model and adversaries apart.
+        Raises: WorkError where FP16 gradients overflow at the smallest loss scale.
+        """
         ...
 
     def weights(self) -> dict[str, Tensor]:
         """Every parameter by name, whole, as it is computed with; not to be changed. All ranks must call it."""
         ...
 
+    def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
+        """One parameter's name and its weight, or one trainable parameter's name and its average, at a time; whole, not
+        to be changed. All ranks must go through all of them."""
+        ...
+
+    def restore(self, state: State, parts: Iterable[tuple[str, Tensor]]) -> None:
+        """Put in what parts gave, on any engine and number of processes; what is not trained stays. All ranks must give
+        the same."""
+        ...
+
+    def counters(self) -> dict[str, Any]:
+        """The rest of the state, good for JSON: updates applied, the loss scale."""
+        ...
+
+    def set_counters(self, counters: dict[str, Any]) -> None:
+        """Take what counters gave; of another precision's loss scale no note is taken."""
+        ...
+
     def full_state(self) -> dict[str, Tensor]:
         """Every parameter by name, whole and in fp32 on the CPU; all ranks must call it."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write this rank's weights and optimizer state below `folder`; all ranks must call it."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Read what save wrote, bit for bit; all ranks must call it."""
         ...
 
 
@@ -105,6 +130,18 @@ class _Passes:
     def weights(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in self.module.named_parameters()}
 
+    def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
+        raise NotImplementedError
+
+    def full_state(self) -> dict[str, Tensor]:
+        return {name: p.to("cpu", torch.float32, copy=True) for name, p in self.parts("weights")}
+
+    @staticmethod
+    def _vetoed(loss: Tensor) -> Tensor:
+        """The loss, whose gradients are NaN where it is not finite: an infinite one may have finite gradients, and
+        step() looks at gradients alone."""
+        return loss * torch.where(torch.isfinite(loss.detach()), 1.0, torch.nan)
+
     @contextmanager
     def same_dropout(self) -> Iterator[None]:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
@@ -131,179 +168,52 @@ class PlainEngine(_Passes):
 
     def __init__(self, module: TaskModel, optim: OptimConfig, steps: int, device: torch.device) -> None:
         super().__init__(module.to(device), optim, steps, device)
-        self.optimizer = build_optimizer(module, optim)
+        self.optimizer = ClippingAdamW(self.module, optim)
+        self._norms = PartNorms(self.optimizer, partitioned=False)
+        start(self.optimizer, self._trainable())
+
+    def _trainable(self) -> list[nn.Parameter]:
+        return [p for p in self.module.parameters() if p.requires_grad]
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         self._restore_dropout()
         return self.module(batch, perturb, tap)
 
     def backward(self, loss: Tensor) -> None:
-        loss.backward()
+        self._vetoed(loss).backward()
 
-    def step(self) -> StepStats:
-        parameters = [p for p in self.module.parameters() if p.requires_grad]
-        for p in parameters:
+    def step(self, norms: bool = False) -> StepStats:
+        for p in self._trainable():
             # As under DeepSpeed: what no loss has reached has a gradient of zero, of which Adam's averages take note.
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.sum_(p.grad)
-        limit = self.optim.clip or float("inf")
-        norm = nn.utils.clip_grad_norm_(parameters, limit)
         rate = self._next_rate()
-        _set_rate(self.optimizer, rate)
+        set_rate(self.optimizer, rate)
+        self._norms.listen(norms)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.applied += 1
-        return StepStats(True, norm, rate)
-
-    def full_state(self) -> dict[str, Tensor]:
-        return {name: p.detach().cpu().clone() for name, p in self.module.named_parameters()}
-
-    def save(self, folder: Path) -> None:
-        if dist.is_main():
-            weights = {name: p.detach() for name, p in self.module.named_parameters()}
-            state = {"weights": weights, "optimizer": self.optimizer.state_dict(), "applied": self.applied}
-            torch.save(state, folder / "engine.pt")
-
-    def load(self, folder: Path) -> None:
-        state = torch.load(folder / "engine.pt", map_location=self.device, weights_only=True)
-        load_parameters(self.module, state["weights"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.applied = state["applied"]
-
-
-Precision = Literal["fp32", "bf16", "fp16"]
-
-
-class DeepSpeedEngine(_Passes):
-    """DeepSpeed ZeRO 0 to 3 with the accumulation window in our hands.
-
-    DeepSpeed's own window keeps only the last backward before step() on ZeRO 1 and 2; unmanaged accumulation is exact.
-    """
-
-    def __init__(
-        self,
-        module: TaskModel,
-        optim: OptimConfig,
-        steps: int,
-        device: torch.device,
-        zero: int,
-        precision: Precision,
-        micro_batch: int,
-    ) -> None:
-        import deepspeed
-
-        super().__init__(module, optim, steps, device)
-        settings = deepspeed_settings(optim, zero, precision, micro_batch)
-        optimizer = build_optimizer(module, optim)
-        self._norm: Tensor | None = None
-        if zero == 0 and precision == "fp32":
-            # The one mode where DeepSpeed clips without telling the norm, so we clip the reduced gradients ourselves.
-            settings["gradient_clipping"] = 0.0
-            optimizer.register_step_pre_hook(self._clip)
-        self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
-        self._zero = zero
-        self.partitioned = zero == 3
-
-    def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
-        self._restore_dropout()
-        return self._engine(batch, perturb, tap)
-
-    def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
-        # On their way through a half-precision model small gradients vanish, and adversaries have small ones.
-        scale = 1.0 if scaled else float(getattr(self._optimizer, "loss_scale", 1.0))
-        return tuple(gradient.float() / scale for gradient in super().ascend(loss * scale, wrt))
-
-    def backward(self, loss: Tensor) -> None:
-        # DeepSpeed averages over ranks; our losses are shares of a sum.
-        self._engine.backward(loss * dist.world())
-
-    def step(self) -> StepStats:
-        rate = self._next_rate()
-        _set_rate(self._optimizer, rate)
-        self._engine.step()
-        if self.partitioned:
-            # It clears a parameter's sum by overwriting it in the first backward, which may not reach the parameter.
-            cast(Any, self._optimizer).grad_partitions_flat_buffer.zero_()
-        applied = self._engine.was_step_applied()
+        norm, applied = self.optimizer._global_grad_norm, not self.optimizer.overflow
         self.applied += int(applied)
-        norm = self._engine.get_global_grad_norm() if self._norm is None else self._norm
-        assert norm is not None
-        return StepStats(applied, norm, rate)
+        return StepStats(applied, norm, rate, 1.0, *(self._norms.read(norm) if applied else (None, None)))
 
-    def _clip(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        limit = self.optim.clip or float("inf")
-        self._norm = nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], limit)
-
-    def weights(self) -> dict[str, Tensor]:
-        return self.full_state() if self.partitioned else super().weights()
-
-    def full_state(self) -> dict[str, Tensor]:
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        state = {}
+    def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
         for name, p in self.module.named_parameters():
-            whole = safe_get_full_fp32_param(p) if self._zero else None
-            state[name] = (p if whole is None else whole).detach().float().cpu().clone()
-        return state
+            if state == "weights":
+                yield name, p.detach()
+            elif p.requires_grad:
+                yield name, self.optimizer.state[p][state]
 
-    def save(self, folder: Path) -> None:
-        self._engine.save_checkpoint(
-            str(folder), tag="engine", client_state={"applied": self.applied}, save_latest=False
-        )
+    def restore(self, state: State, parts: Iterable[tuple[str, Tensor]]) -> None:
+        mine = dict(self.parts(state))
+        for name, part in parts:
+            mine[name].copy_(part)
 
-    def load(self, folder: Path) -> None:
-        path, client = self._engine.load_checkpoint(str(folder), tag="engine", load_lr_scheduler_states=False)
-        assert path is not None, f"DeepSpeed found no state in {folder}"
-        assert client is not None
-        self.applied = client["applied"]
+    def counters(self) -> dict[str, Any]:
+        return {"applied": self.applied, "scaler": {}}
 
-
-def deepspeed_settings(optim: OptimConfig, zero: int, precision: Precision, micro_batch: int) -> dict[str, Any]:
-    """DeepSpeed's configuration with every key we rely on: absent ones have defaults that surprise (clipping at 1)."""
-    return {
-        "train_batch_size": micro_batch * dist.world(),
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,
-        "gradient_clipping": optim.clip,
-        "prescale_gradients": False,
-        "gradient_predivide_factor": 1.0,
-        "communication_data_type": "fp32",
-        "zero_optimization": {
-            "stage": zero,
-            "contiguous_gradients": True,
-            "reduce_scatter": True,
-            "overlap_comm": False,
-            "reduce_bucket_size": 50_000_000,
-            "allgather_bucket_size": 50_000_000,
-            "allgather_partitions": True,
-            "use_multi_rank_bucket_allreduce": True,
-            "round_robin_gradients": False,
-            "ignore_unused_parameters": True,
-            "load_from_fp32_weights": True,
-            "elastic_checkpoint": False,
-            "compute_grad_norm": True,
-            "sub_group_size": 1_000_000_000,
-            "stage3_max_live_parameters": 1_000_000_000,
-            "stage3_max_reuse_distance": 1_000_000_000,
-            "stage3_prefetch_bucket_size": 50_000_000,
-            "stage3_param_persistence_threshold": 0,
-            "stage3_gather_16bit_weights_on_model_save": False,
-        },
-        "zero_allow_untested_optimizer": False,
-        "fp16": {
-            "enabled": precision == "fp16",
-            "loss_scale": 0,
-            "initial_scale_power": 16,
-            "loss_scale_window": 1000,
-            "hysteresis": 2,
-            "min_loss_scale": 1,
-        },
-        "bf16": {"enabled": precision == "bf16"},
-        "steps_per_print": 2**31,
-        "wall_clock_breakdown": False,
-        "dump_state": False,
-    }
+    def set_counters(self, counters: dict[str, Any]) -> None:
+        self.applied = counters["applied"]
+        set_updates(self.optimizer, self.applied)
 
 
 def load_parameters(module: nn.Module, state: dict[str, Tensor]) -> None:
@@ -313,6 +223,7 @@ def load_parameters(module: nn.Module, state: dict[str, Tensor]) -> None:
             p.copy_(state[name])
 
 
-def _set_rate(optimizer: Any, rate: float) -> None:
+def set_rate(optimizer: Any, rate: float) -> None:
+    """Give every group of an optimizer the learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate

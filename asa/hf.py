@@ -58,10 +58,15 @@ def _read_json(path: Path, flag: str) -> dict[str, Any]:
 
 
 def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
-    """The fast tokenizer of a local Hugging Face folder. Raises RequestError where there is none."""
+    """The fast tokenizer of a local Hugging Face folder. Raises RequestError where there is none, or a damaged one."""
     if not (folder / "tokenizer.json").is_file():
         raise RequestError(f"{folder} has no tokenizer.json; give a folder with a fast tokenizer by {flag}")
-    return AutoTokenizer.from_pretrained(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    # Whatever a damaged file makes the libraries raise: plain Exceptions, too.
+    except Exception as error:
+        detail = " ".join(str(error).split())[:200]
+        raise RequestError(f"{folder} has a damaged tokenizer ({detail}); give a complete folder by {flag}") from None
 
 
 def vocab_sha256(tokenizer: PreTrainedTokenizerBase) -> str:

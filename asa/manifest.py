@@ -1,7 +1,7 @@
 """Completeness is a file written last: a folder without manifest.json is unfinished and nothing reads it.
 
-The manifest lists every file of the folder with its size and sha256, and the facts the reader needs. Shards and
-checkpoints use the same form.
+The manifest lists every file of the folder with its size and sha256, the facts the reader needs, and a sha256 of its
+own content, so that a changed byte is found anywhere, in the manifest too. Shards and checkpoints use the same form.
 """
 
 import hashlib
@@ -13,9 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from asa.errors import RequestError, WorkError
 
 NAME = "manifest.json"
+_SIGNATURE = "sha256"
 
 
 def file_sha256(path: Path) -> str:
@@ -23,15 +26,30 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _hashes(paths: list[Path]) -> Iterator[str]:
+    """Each file's sha256, with a progress bar on a terminal where it takes long."""
+    total = sum(path.stat().st_size for path in paths)
+    with tqdm(desc="hashing", total=total, unit="B", unit_scale=True, delay=5, disable=None, leave=False) as bar:
+        for path in paths:
+            yield file_sha256(path)
+            bar.update(path.stat().st_size)
+
+
 def write(folder: Path, kind: str, facts: dict[str, Any]) -> None:
-    """Hash and fsync every file below `folder`, then put the manifest in place by one rename."""
-    files = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != NAME):
+    """Hash every file below `folder`, fsync files and folders, then put the manifest in place by one rename."""
+    everything = sorted(folder.rglob("*"))
+    for path in everything:
         fsync(path)
-        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-    text = json.dumps({"kind": kind, "facts": facts, "files": files}, indent=1, sort_keys=True)
+    paths = [path for path in everything if path.is_file() and path.name != NAME]
+    hashes = _hashes(paths)
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, hashes, strict=True)
+    }
+    # As it will be read: JSON makes text of keys and lists of tuples, and what is read must give the same text again.
+    content = json.loads(json.dumps({"kind": kind, "facts": facts, "files": files}))
     partial = folder / (NAME + ".partial")
-    partial.write_text(text + "\n")
+    partial.write_text(_signed(content))
     fsync(partial)
     partial.rename(folder / NAME)
     fsync(folder)
@@ -41,8 +59,8 @@ def read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """The facts of a complete folder, its files present with the right sizes (contents unread).
 
     Args: flag is the command-line flag that named the folder, for the message.
-    Raises: RequestError when there is no such folder, no manifest, or it is of another kind;
-        WorkError when a listed file is missing or has another size.
+    Raises: RequestError when there is no such folder, no manifest, or it is of another kind; WorkError when the
+        manifest is damaged or of an older version, a listed file is missing or has another size.
     """
     return _read(folder, kind, flag)["facts"]
 
@@ -50,24 +68,22 @@ def read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
 def verify(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """As `read`, and every byte is hashed. Raises WorkError naming the first damaged file."""
     content = _read(folder, kind, flag)
-    for name, entry in content["files"].items():
-        if file_sha256(folder / name) != entry["sha256"]:
+    files = content["files"]
+    for name, found in zip(files, _hashes([folder / name for name in files]), strict=True):
+        if found != files[name]["sha256"]:
             raise WorkError(f"{folder / name} is damaged: its sha256 is not the one in {NAME}; make the folder anew")
     return content["facts"]
 
 
+def kind_of(folder: Path, flag: str) -> str:
+    """The kind of a finished folder. Raises: as `read`, the listed files apart."""
+    return _content(folder, "data", flag)["kind"]
+
+
 def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise RequestError(f"no folder {folder}; give an existing one with {flag}")
-    if not (folder / NAME).is_file():
-        raise RequestError(f"{folder} has no {NAME}, so it is no finished {kind} folder; remake it or set {flag}")
-    try:
-        content = json.loads((folder / NAME).read_text())
-        found = content["kind"]
-    except (ValueError, KeyError, TypeError):
-        raise WorkError(f"{folder / NAME} is damaged: it is no manifest; make the folder anew") from None
-    if found != kind:
-        raise RequestError(f"{folder} holds {found}, not {kind}; set {flag}")
+    content = _content(folder, kind, flag)
+    if content["kind"] != kind:
+        raise RequestError(f"{folder} holds {content['kind']}, not {kind}; set {flag}")
     for name, entry in content["files"].items():
         path = folder / name
         if not path.is_file():
@@ -75,6 +91,36 @@ def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
         if path.stat().st_size != entry["bytes"]:
             raise WorkError(f"{path} has not the {entry['bytes']} bytes that {NAME} lists; make the folder anew")
     return content
+
+
+def _content(folder: Path, kind: str, flag: str) -> dict[str, Any]:
+    """The manifest, every byte of it as `write` made it."""
+    if not folder.is_dir():
+        raise RequestError(f"no folder {folder}; give an existing one with {flag}")
+    path = folder / NAME
+    if not path.is_file():
+        raise RequestError(f"{folder} has no {NAME}, so it is no finished {kind} folder; remake it or set {flag}")
+    try:
+        text = path.read_bytes().decode()
+        content = json.loads(text)
+        signature = content.pop(_SIGNATURE, None)
+    except (ValueError, AttributeError, TypeError):
+        raise WorkError(f"{path} is damaged: it is no manifest; make the folder anew") from None
+    if signature is None:
+        raise WorkError(f"{path} lacks its {_SIGNATURE}: made by an older version, or damaged; make the folder anew")
+    if text != _signed(content):
+        raise WorkError(f"{path} is damaged: its {_SIGNATURE} is not that of its content; make the folder anew")
+    return content
+
+
+def _signed(content: dict[str, Any]) -> str:
+    """The text of a manifest, its own hash in it."""
+    digest = hashlib.sha256(_text(content).encode()).hexdigest()
+    return _text({**content, _SIGNATURE: digest})
+
+
+def _text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
 def fsync(path: Path) -> None:

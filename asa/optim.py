@@ -1,12 +1,17 @@
 """AdamW, its parameter groups and the learning-rate schedule: the same objects for every engine."""
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
+from asa import dist
 from asa.config import config
+
+ADVERSARY = "adversary."  # how the names of a TaskModel's adversary parameters begin
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @config
@@ -29,18 +34,109 @@ class OptimConfig:
     """Largest global gradient norm of one step; 0 turns clipping off."""
 
 
-def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters in two groups, matrices with decay and vectors without."""
-    trainable = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+class ClippingAdamW(torch.optim.AdamW):
+    """AdamW that clips by the global norm of what it updates and applies no gradient that is not finite.
+
+    Where its gradients are whole: each rank must see the same. `overflow` (not applied) and `_global_grad_norm` have
+    the names that DeepSpeed looks for after a step.
+    """
+
+    def __init__(self, module: nn.Module, optim: OptimConfig) -> None:
+        super().__init__(parameter_groups(module, optim.weight_decay), **_options(optim))
+        self.clip = optim.clip or float("inf")
+        self.overflow = False
+        self._global_grad_norm: Tensor | float = 0.0
+
+    def step(self, closure: Any = None) -> Any:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self._global_grad_norm = nn.utils.clip_grad_norm_(parameters, self.clip)
+        self.overflow = not bool(torch.isfinite(self._global_grad_norm))
+        return None if self.overflow else super().step(closure)
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Trainable parameters, those of the model and those of its adversaries ("part") apart, matrices with decay and
+    vectors without."""
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    for name, p in module.named_parameters():
+        if p.requires_grad:
+            part = "adversary" if name.startswith(ADVERSARY) else "model"
+            groups.setdefault((part, p.ndim < 2), []).append(p)
+    return [
+        {"params": groups[part, vector], "weight_decay": 0.0 if vector else weight_decay, "part": part}
+        for part, vector in sorted(groups, key=lambda key: (key[0] == "adversary", key[1]))
     ]
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps)
+
+
+def build_optimizer(module: nn.Module, optim: OptimConfig, fused: bool | None = None) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; clipping is left to others."""
+    return torch.optim.AdamW(parameter_groups(module, optim.weight_decay), **_options(optim), fused=fused)
+
+
+def _options(optim: OptimConfig) -> dict[str, Any]:
+    return {"lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": optim.eps}
+
+
+def start(optimizer: torch.optim.Optimizer, updated: Iterable[Tensor]) -> None:
+    """Make the state of what the optimizer updates, as its first step would: memory is taken at once or not at all,
+    and a checkpoint finds the same tensors before and after the first step."""
+    for p in updated:
+        optimizer.state[p] = {"step": torch.tensor(0.0)} | {name: torch.zeros_like(p) for name in MOMENTS}
+
+
+def set_updates(optimizer: torch.optim.Optimizer, updates: int) -> None:
+    """Tell Adam how many updates its averages have seen."""
+    for state in optimizer.state.values():
+        state["step"].fill_(updates)
+
+
+class PartNorms:
+    """Gradient norms of the model and of its adversaries apart, as the optimizer sees them in a step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, partitioned: bool) -> None:
+        """Args: partitioned tells that each rank's optimizer has a share of every gradient."""
+        self._partitioned = partitioned
+        self._wanted = False
+        self._squares: dict[tuple[str, int], Tensor] = {}
+        optimizer.register_step_pre_hook(self._note)
+
+    def listen(self, wanted: bool) -> None:
+        """Before a step: whether its norms are asked for."""
+        self._wanted = wanted
+        self._squares = {}
+
+    def read(self, norm: Tensor | float) -> tuple[Tensor | None, Tensor | None]:
+        """After a step that was applied: the norms of model and adversaries that make up `norm`, the whole one before
+        clipping. None: not asked for, or not there. All ranks must call it."""
+        if not self._wanted:
+            return None, None
+        parts = sorted({part for part, _ in self._squares})
+        squares = torch.stack([sum_of(self._squares, part) for part in parts])
+        if self._partitioned:
+            dist.sum_(squares)
+        whole = squares.sum()
+        shares = squares / whole.where(whole != 0, torch.ones_like(whole))  # where every gradient is zero: 0, not 0/0
+        norms = dict(zip(parts, (shares.sqrt() * norm).float(), strict=True))
+        return norms.get("model"), norms.get("adversary")
+
+    def _note(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """DeepSpeed steps once per group, and torch may call a hook twice in a step: the later has what is applied."""
+        if not self._wanted:
+            return
+        for group in optimizer.param_groups:
+            gradients = [p.grad for p in group["params"] if p.grad is not None]
+            if gradients:
+                # In fp64, since the squares of an adversary's small gradients leave fp32's range.
+                norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+                self._squares[group["part"], id(group)] = torch.stack(norms).square().sum()
+
+
+def sum_of(squares: dict[tuple[str, int], Tensor], part: str) -> Tensor:
+    return torch.stack([square for (name, _), square in squares.items() if name == part]).sum()
 
 
 def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
-    """The rate of update number `step` (from 0) of `steps`; FP16 skips do not advance it."""
+    """The rate of update number `step` (from 0) of `steps`; skipped updates do not advance it."""
     warmup = round(optim.warmup * steps)
     if step < warmup:
         return optim.lr * (step + 1) / warmup

@@ -4,19 +4,27 @@ metrics.jsonl has one JSON object per line: {"event": "start", ...facts}, any nu
 "step": n, ...values} and, when the run is complete, {"event": "end", ...}. A run without an end line is unfinished.
 """
 
+import hashlib
+import importlib
 import json
+import math
+import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from asa.errors import WorkError
+
 NAME = "metrics.jsonl"
+DRAWN = ("train", "eval")  # events whose numbers are curves
 Value = float | int | str | bool | list[float] | None
 
 
@@ -24,37 +32,56 @@ class Record:
     """Appends to FOLDER/metrics.jsonl and writes the same numbers to TensorBoard; does nothing where `active` is False.
 
     A resumed run passes the step it resumes from: later lines of the interrupted run are dropped first.
+    Raises: WorkError, in every call, where the system refuses to write.
     """
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any], active: bool = True, resume: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        active: bool = True,
+        resume: int | None = None,
+        wandb: str | None = None,
+    ) -> None:
         self.path = folder / NAME
+        self._curves = folder / "tensorboard"
         self._board: SummaryWriter | None = None
+        self._wandb: Any = None
         if not active:
             return
-        folder.mkdir(parents=True, exist_ok=True)
         kept = (
             [] if resume is None else [e for e in read(self.path) if e.get("step", 0) <= resume and e["event"] != "end"]
         )
         lines = [json.dumps(event) + "\n" for event in kept or [{"event": "start", **facts}]]
-        partial = self.path.with_suffix(".partial")
-        partial.write_text("".join(lines))
-        partial.rename(self.path)
+        _put(self.path, "".join(lines))
+        _put(folder / "environment.json", json.dumps(installed(), indent=1) + "\n")
         if resume is None:
-            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume)
+            shutil.rmtree(self._curves, ignore_errors=True)
+        with _refusal_told(self._curves):
+            # It drops what it has from purge_step on, that step too, of which the lines above are kept.
+            self._board = SummaryWriter(str(self._curves), purge_step=None if resume is None else resume + 1)
+        if wandb is not None:
+            self._wandb = _weights_and_biases(wandb, folder, facts)
 
     def log(self, event: str, step: int, values: Mapping[str, Value]) -> None:
-        """One line, and one TensorBoard scalar per number (lists get an index)."""
+        """One line and, for a DRAWN event, one TensorBoard scalar per number (lists get an index); what is not finite
+        is null."""
         if self._board is None:
             return
+        values = {name: _finite(value) for name, value in values.items()}
         self._append({"event": event, "step": step, **values})
-        for name, value in values.items():
-            several = (
-                {f"{name}/{i}": item for i, item in enumerate(value)} if isinstance(value, list) else {name: value}
-            )
-            for tag, item in several.items():
-                if isinstance(item, int | float):
-                    self._board.add_scalar(f"{event}/{tag}", item, step)
+        if event not in DRAWN:
+            return
+        scalars = {f"{event}/{tag}": item for tag, item in _scalars(values).items()}
+        with _refusal_told(self._curves):
+            for tag, item in scalars.items():
+                self._board.add_scalar(tag, item, step)
+        if self._wandb is not None:
+            self._wandb.log(scalars, step=step)
+
+    def steps(self, event: str) -> set[int]:
+        """The steps that have a line of this event; none where the record is not active."""
+        return set() if self._board is None else {e["step"] for e in read(self.path) if e["event"] == event}
 
     def end(self, values: Mapping[str, Value]) -> None:
         """The line that says the run is complete."""
@@ -63,24 +90,92 @@ class Record:
         self.close()
 
     def close(self) -> None:
-        if self._board is not None:
-            self._board.close()
+        board, self._board = self._board, None
+        wandb, self._wandb = self._wandb, None
+        if wandb is not None:
+            wandb.finish()
+        if board is not None:
+            with _refusal_told(self._curves):
+                board.close()
 
     def _append(self, event: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(event) + "\n")
+        with _refusal_told(self.path), self.path.open("a+b") as file:
+            _cut_torn_line(file)
+            file.write(json.dumps(event, allow_nan=False).encode() + b"\n")
+
+
+@contextmanager
+def _refusal_told(path: Path) -> Iterator[None]:
+    """Inside, what the system refuses to write to `path` is failed work and no traceback."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        message = f"{path} cannot be written: {reason}; free some space and give the same command again"
+        raise WorkError(message) from error
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a file, in a folder made for it, aside and rename it: it is never there by half."""
+    partial = path.with_suffix(".partial")
+    with _refusal_told(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(text)
+            partial.rename(path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    """Remove what a failed write has left of a line: glued to it, the next would be lost as well."""
+    if not file.seek(0, os.SEEK_END):
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read() != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _finite(value: Value) -> Any:
+    """The value as JSON has it, which knows no NaN and no infinity."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _scalars(values: Mapping[str, Value]) -> dict[str, float]:
+    """The numbers among the values; a list gives one for each item."""
+    several = {
+        f"{name}/{i}": item for name, value in values.items() if isinstance(value, list) for i, item in enumerate(value)
+    }
+    return {tag: float(item) for tag, item in (several | dict(values)).items() if isinstance(item, int | float)}
+
+
+def _weights_and_biases(project: str, folder: Path, facts: Mapping[str, Any]) -> Any:
+    """A run of the project that is continued whenever the run folder is."""
+    wandb = importlib.import_module("wandb")  # by name: it is an extra that type checkers need not find
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return wandb.init(project=project, dir=str(folder), id=name, name=folder.name, resume="allow", config=dict(facts))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events of a metrics.jsonl, in order; none where there is no file. A torn last line is left out."""
+    """The events of a metrics.jsonl, in order; none where there is no file. A torn last line is left out.
+
+    Raises: WorkError for another line that is none: it was not torn in writing, and what it held is lost.
+    """
     if not path.is_file():
         return []
     events = []
-    for line in path.read_text().splitlines():
+    lines = path.read_text().splitlines()
+    for number, line in enumerate(lines, start=1):
         try:
             events.append(json.loads(line))
         except json.JSONDecodeError:
-            break  # the writer was killed inside this line: what follows is nothing
+            if number < len(lines):
+                raise WorkError(f"line {number} of {path} is damaged; restore the file, or remove that line") from None
     return events
 
 
@@ -108,3 +203,15 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def installed() -> dict[str, Any]:
+    """Everything a run depends on: `environment`, the processors, every package with its version."""
+    packages = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
+    return {
+        **environment(),
+        "cores": os.cpu_count(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda,
+        "packages": dict(sorted(packages.items())),
+    }

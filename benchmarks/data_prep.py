@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 import psutil
 from pydantic import Field
 
+from asa import manifest
 from asa.config import config
 from asa.errors import RequestError, WorkError
 from cli import parse
@@ -32,7 +33,10 @@ _SAMPLE_SECONDS = 0.05
 
 @config
 class DataPrepConfig:
-    """Time `text`, `dedup` and, with a model, `build` on a dump of a given size, with one process and with several."""
+    """Time `text`, `dedup` and, with a model, `build` on a dump of a given size, with one process and with several.
+
+    rows is `build` from documents, build the same from the dump: text and rows by one command.
+    """
 
     input: Path
     """Dump whose pages are repeated (.xml or .bz2); on the command line simply the first argument."""
@@ -45,7 +49,7 @@ class DataPrepConfig:
     wikiextractor: str = "wikiextractor"
     """Command of wikiextractor; best in an environment of its own: pip install wikiextractor."""
     model: Path | None = None
-    """Hugging Face folder for the stage `build`; without it that stage is left out."""
+    """Hugging Face folder for the stages rows and build; without it those are left out."""
 
 
 class Stage(NamedTuple):
@@ -76,7 +80,8 @@ def data_prep(argv: list[str]) -> None:
             for stage in chosen:
                 for workers in (1, request.workers):
                     runs.setdefault((stage.name, workers), []).append(_run(stage, workers, dump, Path(folder)))
-        print(report(runs, dump.stat().st_size, request.workers))
+        found = manifest.read(Path(folder) / "text-1", "documents", "OUT")["documents"]["kept"]
+        print(report(runs, dump.stat().st_size, found, request.workers))
         for name in ("text", "wikiextractor"):
             if (name, 1) in runs:
                 print(leftovers(name, Path(folder) / f"{name}-1"))
@@ -120,8 +125,9 @@ def stages(request: DataPrepConfig) -> list[Stage]:
         )
     found.append(Stage("dedup", [*ours, "dedup", "IN", "--out", "OUT", "--workers", "WORKERS"], "text"))
     if request.model:
-        rows = ["build", "--documents", "IN", "--model", str(request.model), "--out", "OUT", "--workers", "WORKERS"]
-        found.append(Stage("build", [*ours, *rows], "text"))
+        more = ["--model", str(request.model), "--out", "OUT", "--workers", "WORKERS"]
+        found.append(Stage("rows", [*ours, "build", "--documents", "IN", *more], "text"))
+        found.append(Stage("build", [*ours, "build", "--dumps", "IN", *more]))
     return found
 
 
@@ -163,9 +169,14 @@ def _memory(process: psutil.Popen) -> Iterator[int]:
             continue
 
 
-def report(runs: dict[tuple[str, int], list[Run]], size: int, workers: int) -> str:
-    """A line for each stage and number of processes, and the ratios of the medians."""
-    lines = [f"{'stage':14s} processes  seconds (fastest to slowest)  MB of XML/s  processor seconds  peak MB"]
+def report(runs: dict[tuple[str, int], list[Run]], size: int, documents: int, workers: int) -> str:
+    """A line for each stage and number of processes, and the ratios of the medians.
+
+    Args: size and documents are what all stages work on: bytes of XML, and the documents that text finds in them.
+    """
+    lines = [
+        f"{'stage':14s} processes  seconds (fastest to slowest)  MB of XML/s  documents/s  processor seconds  peak MB"
+    ]
     wall = {key: median(run.seconds for run in group) for key, group in runs.items()}
     cpu = {key: median(run.cpu for run in group) for key, group in runs.items()}
     for key, group in runs.items():
@@ -173,7 +184,10 @@ def report(runs: dict[tuple[str, int], list[Run]], size: int, workers: int) -> s
         spread = f"{wall[key]:.1f} ({times[0]:.1f} to {times[-1]:.1f})"
         memory = max(run.memory for run in group) / 1e6
         rate = size / 1e6 / wall[key]
-        lines.append(f"{key[0]:14s} {key[1]:9d} {spread:>29s} {rate:12.1f} {cpu[key]:18.1f} {memory:8.0f}")
+        each = documents / wall[key]
+        lines.append(
+            f"{key[0]:14s} {key[1]:9d} {spread:>29s} {rate:12.1f} {each:12,.0f} {cpu[key]:18.1f} {memory:8.0f}"
+        )
     for name in dict.fromkeys(name for name, _ in runs):
         lines.append(f"{name}: {workers} processes are {wall[name, 1] / wall[name, workers]:.2f} times as fast as 1")
     for count in (1, workers):
@@ -186,9 +200,9 @@ def report(runs: dict[tuple[str, int], list[Run]], size: int, workers: int) -> s
 
 def leftovers(name: str, folder: Path) -> str:
     """How many of the documents (lines of JSON) in a folder hold markup."""
-    documents = marked = 0
-    for path in (path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"):
+    count = marked = 0
+    for path in (path for path in folder.rglob("*") if path.is_file() and path.name != manifest.NAME):
         for line in path.read_text(encoding="utf-8").splitlines():
-            documents += 1
+            count += 1
             marked += bool(_MARKUP.search(line))
-    return f"{name}: {documents:,} documents, {marked:,} with leftover markup ({marked / max(documents, 1):.2%})"
+    return f"{name}: {count:,} documents, {marked:,} with leftover markup ({marked / max(count, 1):.2%})"

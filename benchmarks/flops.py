@@ -1,33 +1,32 @@
-"""FLOPs of one BERT-base MLM step, forward and backward: ours, with ASA, and Hugging Face's.
+"""FLOPs of one BERT-base step, forward and backward: ours, by any method, and Hugging Face's.
 
 Counted on fake tensors, which have shapes but no contents, so a laptop counts what a GPU would do. The count is that
 of matrix products (2 per multiply-add), attention's included in both directions.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForMaskedLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
-from asa.batch import Batch
 from asa.config import config
 from asa.errors import WorkError
-from asa.model import Output, TaskModel
-from asa.signal import Perturb, Tap
+from benchmarks.passes import Cost, cost, count
 from benchmarks.steps import (
     ASA,
     PAIRS,
     STOCK,
     VANILLA,
-    Backward,
+    StepName,
+    Task,
+    bare_model,
     bert_config,
-    mlm_batch,
-    our_backward,
+    names_of,
     ratios,
     show,
     stock_backward,
+    task_batch,
     task_model,
 )
 from cli import parse
@@ -40,71 +39,81 @@ LAYERS, WIDTH = 12, 768
 
 @config
 class FlopsConfig:
-    """Count the FLOPs of one BERT-base step at lengths 128, 256 and 512; fails when a ratio is past its bound."""
+    """Count the FLOPs of one BERT-base step at lengths 128, 256 and 512. Without `methods`, of an MLM step of ours, of
+    one with ASA and of Hugging Face's; a ratio past its bound is a failure."""
 
+    methods: tuple[StepName, ...] = ()
+    """Methods by name, or all: passes of each and FLOPs relative to vanilla instead."""
+    task: Task = "mlm"
+    """Objective that `methods` train on: mlm or classification."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Hugging Face attention implementation; both do the same matrix products."""
 
 
-class CountingEngine:
-    """Forward and backward on the bare module: what an engine adds to them has no matrix product."""
-
-    def __init__(self, module: TaskModel) -> None:
-        self.module = module
-
-    def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
-        return self.module(batch, perturb, tap)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-
 def flops(argv: list[str]) -> None:
-    """Count the FLOPs of a BERT-base step: ours, with ASA, and Hugging Face's."""
+    """Count the FLOPs of a BERT-base step: ours, by any method, and Hugging Face's."""
     request = parse(FlopsConfig, argv, "python -m benchmarks flops")
     shape = bert_config(LAYERS, WIDTH, request.attention)
+    if request.methods:
+        names = [VANILLA, *(name for name in names_of(request.methods) if name not in (VANILLA, STOCK))]
+        costs = {length: method_costs(shape, names, length, request.task) for length in LENGTHS}
+        print(methods_table(costs, request.task))
+        return
     counts = {length: step_flops(shape, length) for length in LENGTHS}
     print(table(counts, request.attention))
     print(last_line(counts[BOUND_LENGTH]))
     check(counts[BOUND_LENGTH])
 
 
-def step_flops(shape: PreTrainedConfig, length: int) -> dict[str, int]:
+def step_flops(shape: PreTrainedConfig, length: int) -> dict[str, float]:
     """FLOPs per row of one forward and backward at `length`, by step."""
+    found = {name: one.flops for name, one in method_costs(shape, [VANILLA, ASA], length, "mlm").items()}
+    with FakeTensorMode():
+        batch = task_batch("mlm", 1, length, shape.vocab_size)
+        return found | {STOCK: count(stock_backward(bare_model(shape, "mlm"), batch))}
+
+
+def method_costs(shape: PreTrainedConfig, names: list[str], length: int, task: Task) -> dict[str, Cost]:
+    """What each method costs per row."""
     # Plain meta tensors would not do: Hugging Face reads the padding mask's contents unless the tensor is a fake one.
     with FakeTensorMode():
-        batch = mlm_batch(1, length, shape.vocab_size)
-        steps = {name: our_backward(CountingEngine(task_model(shape, name)), name, batch) for name in (VANILLA, ASA)}
-        steps[STOCK] = stock_backward(AutoModelForMaskedLM.from_config(shape), batch)
-        return {name: _count(step) for name, step in steps.items()}
+        batch = task_batch(task, 1, length, shape.vocab_size)
+        return {name: cost(task_model(shape, name, task), name, batch) for name in names}
 
 
-def _count(step: Backward) -> int:
-    with FlopCounterMode(display=False) as counter:
-        step()
-    return counter.get_total_flops()
+def methods_table(costs: dict[int, dict[str, Cost]], task: Task) -> str:
+    """A line per method: passes per micro-batch, then FLOPs relative to vanilla by length."""
+    lines = [
+        f"BERT-base, {task}, one micro-batch (with all its replays); FLOPs relative to vanilla by length",
+        f"{'method':15s}{'forwards':>9}{'backwards':>10}{'of weights':>11}" + "".join(f"{n:>8d}" for n in costs),
+    ]
+    plain = {length: found[VANILLA].flops for length, found in costs.items()}
+    for name, one in next(iter(costs.values())).items():
+        passes = f"{one.forwards:9g}{one.backwards:10g}{one.weight_backwards:11g}"
+        lines.append(f"{name:15s}{passes}" + "".join(f"{costs[n][name].flops / plain[n]:8.3f}" for n in costs))
+    return "\n".join(lines)
 
 
-def table(counts: dict[int, dict[str, int]], attention: str) -> str:
+def table(counts: dict[int, dict[str, float]], attention: str) -> str:
     """GFLOPs per row and the three ratios, one line per length."""
     heads = "".join(f"{show(pair):>15}" for pair in PAIRS)
     lines = [
         f"BERT-base, one MLM step (forward and backward), GFLOPs per row, {attention} attention",
         f"length  {'vanilla':>9} {'ASA':>9} {'stock':>9}{heads}",
     ]
-    for length, count in counts.items():
-        giga = " ".join(f"{count[name] / 1e9:9.1f}" for name in (VANILLA, ASA, STOCK))
-        lines.append(f"{length:6d}  {giga}" + "".join(f"{value:15.3f}" for value in ratios(count).values()))
+    for length, found in counts.items():
+        giga = " ".join(f"{found[name] / 1e9:9.1f}" for name in (VANILLA, ASA, STOCK))
+        lines.append(f"{length:6d}  {giga}" + "".join(f"{value:15.3f}" for value in ratios(found).values()))
     return "\n".join(lines)
 
 
-def last_line(count: dict[str, int]) -> str:
-    return f"length {BOUND_LENGTH}: " + ", ".join(f"{show(pair)} {value:.4f}" for pair, value in ratios(count).items())
+def last_line(costs: Mapping[str, float]) -> str:
+    return f"length {BOUND_LENGTH}: " + ", ".join(f"{show(pair)} {value:.4f}" for pair, value in ratios(costs).items())
 
 
-def check(count: dict[str, int]) -> None:
+def check(costs: Mapping[str, float]) -> None:
     """Raises WorkError when a ratio is past its bound."""
-    found = ratios(count)
+    found = ratios(costs)
     past = [
         f"{show(pair)} is {found[pair]:.4f}, above {bound}" for pair, bound in BOUNDS.items() if found[pair] > bound
     ]

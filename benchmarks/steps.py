@@ -1,40 +1,60 @@
-"""The three training steps that are compared: our vanilla MLM, our ASA MLM and Hugging Face's own masked-LM step."""
+"""The training steps that are compared: our methods' and Hugging Face's own, on MLM or on classification."""
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM, BertConfig, PreTrainedConfig
+from pydantic import AfterValidator
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from asa import hf
 from asa.adversary import ASAConfig
 from asa.batch import Batch
-from asa.methods import METHODS, At, MethodsConfig
+from asa.config import did_you_mean
+from asa.methods import METHODS, Method, MethodsConfig
 from asa.model import TaskModel
 
 MASK_SHARE = 0.15
-VANILLA, ASA, STOCK = "vanilla", "asa", "stock"
+VANILLA, ASA, STOCK, ALL = "vanilla", "asa", "stock", "all"
 PAIRS = ((ASA, VANILLA), (VANILLA, STOCK), (ASA, STOCK))
+OPTIONS = MethodsConfig(asa=ASAConfig(tau=0.1))
 Backward = Callable[[], Any]
+Task = Literal["mlm", "classification"]
+
+
+def _known(name: str) -> str:
+    allowed = [*METHODS, STOCK, ALL]
+    if name not in allowed:
+        hint = did_you_mean(difflib.get_close_matches(name, allowed, n=1))
+        raise ValueError(f"no step {name!r}; {hint}allowed: {', '.join(allowed)}")
+    return name
+
+
+StepName = Annotated[str, AfterValidator(_known)]  # a method, Hugging Face's step, or every method
 
 # B rows, L length, M masked positions of a row
 
 
-def mlm_batch(rows: int, length: int, vocab: int) -> Batch:
-    """Full rows of random ids, the same for every step compared; round(0.15 * length) masked positions in each."""
+def task_batch(task: Task, rows: int, length: int, vocab: int) -> Batch:
+    """Full rows of random ids, the same for every step compared; for mlm round(0.15 * length) masked positions each."""
     ids_BL = torch.randint(0, vocab, (rows, length), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
+    if task == "classification":
+        return Batch(task, inputs, torch.arange(rows) % 2, total_rows=rows, total_labels=rows)
     masked = round(MASK_SHARE * length)
     places_M = torch.arange(masked) * length // masked
     positions = (torch.arange(rows)[:, None] * length + places_M).flatten()
-    return Batch(
-        kind="mlm",
-        inputs={"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)},
-        labels=ids_BL.flatten()[positions],
-        positions=positions,
-        total_rows=rows,
-        total_labels=rows * masked,
-    )
+    labels = ids_BL.flatten()[positions]
+    return Batch(task, inputs, labels, total_rows=rows, total_labels=rows * masked, positions=positions)
 
 
 def bert_config(layers: int, width: int, attention: str) -> PreTrainedConfig:
@@ -55,22 +75,35 @@ def folder_config(folder: Path, attention: str) -> PreTrainedConfig:
     return AutoConfig.from_pretrained(folder, attn_implementation=attention)
 
 
-def task_model(shape: PreTrainedConfig, name: str) -> TaskModel:
-    """Our module for the step `name`, weights random: a step's cost does not depend on them."""
-    model = AutoModelForMaskedLM.from_config(shape)
-    return TaskModel(model, "mlm", ASAConfig(tau=0.1) if name == ASA else None)
+def bare_model(shape: PreTrainedConfig, task: Task) -> PreTrainedModel:
+    """Hugging Face's model, weights random: a step's cost does not depend on them."""
+    family = AutoModelForMaskedLM if task == "mlm" else AutoModelForSequenceClassification
+    return family.from_config(shape)
 
 
-def our_backward(engine: Any, name: str, batch: Batch) -> Backward:
-    """Forward and backward of our method `name` on `engine`."""
-    method = METHODS[name](MethodsConfig(asa=ASAConfig(tau=0.1)))
-    return lambda: method.backward(engine, batch, At(0, 0))
+def task_model(shape: PreTrainedConfig, name: str, task: Task) -> TaskModel:
+    """Our module for the step `name`."""
+    return TaskModel(bare_model(shape, task), task, OPTIONS.asa if method_of(name).uses_adversary else None)
+
+
+def method_of(name: str) -> Method:
+    return METHODS[name](OPTIONS)
+
+
+def cycle(name: str) -> int:
+    """Optimizer steps after which a method's costs repeat."""
+    return OPTIONS.asa_sparse.every if name == "asa_sparse" else 1
 
 
 def stock_backward(model: torch.nn.Module, batch: Batch) -> Backward:
-    """Forward and backward as Hugging Face does them: the head runs on every position."""
-    labels_BL = batch.inputs["input_ids"]
-    return lambda: model(**batch.inputs, labels=labels_BL).loss.backward()
+    """Forward and backward as Hugging Face does them: a masked LM's head runs on every position."""
+    labels = batch.inputs["input_ids"] if batch.kind == "mlm" else batch.labels
+    return lambda: model(**batch.inputs, labels=labels).loss.backward()
+
+
+def names_of(asked: Sequence[str]) -> list[str]:
+    """The steps asked for, each once, `all` written out."""
+    return list(dict.fromkeys(name for one in asked for name in (METHODS if one == ALL else [one])))
 
 
 def ratios(costs: Mapping[str, float]) -> dict[tuple[str, str], float]:

@@ -25,7 +25,10 @@ def merge_shards(parts: list[Path], out: Path, overwrite: bool) -> None:
     if not whole["rows"]["train"]:
         raise WorkError(f"no part has a row to train on (dropped: {whole['documents']['dropped']}); give more text")
     # The leads' task, where there is one, is in every part.
-    kinds = {"shards": PART} | ({"task": "task"} if (parts[0] / "task").is_dir() else {})
+    kinds = {"shards": PART} | ({"task": "task"} if "task_sha256" in whole else {})
+    if "task" in kinds:
+        for part in parts:
+            manifest.read(part / "task", "task", _FLAG)
     if is_up_to_date(out, {kind: out / kind for kind in kinds}, whole, overwrite):
         discard(out, whole)
         return

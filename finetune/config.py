@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -53,14 +53,17 @@ class FinetuneConfig(MethodsConfig):
     """Training methods by name."""
     seeds: Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_whole_seeds)] = (0, 1, 2, 3, 4)
     """One run per seed: order of the rows, new head, dropout, adversary."""
+    adversary: Literal["fresh", "exported"] = "fresh"
+    """What method asa and its kin start from: adversaries drawn from the seed, or those that pre-training has left in
+    the model's folder (adversary.safetensors). A folder without any gets fresh ones; the run's record says which."""
     length: Annotated[int, Field(ge=8)] = 128
     """Token ids per row at most, special tokens included; longer texts are cut."""
     batch: Count = 32
-    """Rows per optimizer step; the last step of an epoch has what is left."""
+    """Rows per step; the last step of an epoch has what is left."""
     epochs: Annotated[float, Field(gt=0)] = 3.0
     """Passes over the training rows; parts of a pass count."""
     max_steps: Count | None = None
-    """Optimizer steps at most; null: what `epochs` says."""
+    """Steps at most; null: what `epochs` says. A method with replays (freeat) makes several updates per step."""
     evals_per_epoch: Count = 1
     """Evaluations on dev per pass over the training rows; one more follows the last step."""
     eval_batch: Count = 128

@@ -15,10 +15,11 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
 from asa import manifest
+from asa.adversary import FILE as ADVERSARY_FILE
 from asa.dist import seed_all
 from asa.engine import PlainEngine, StepStats
 from asa.errors import WorkError
-from asa.methods import METHODS, At
+from asa.methods import METHODS, At, Method
 from asa.model import TaskModel
 from asa.record import Record, Value, numbers
 from finetune.config import FinetuneConfig
@@ -75,16 +76,17 @@ def train(run: Run, config: FinetuneConfig, data: dict[str, Encoded], classes: l
     """Train, select by dev accuracy, score on test once; returns what the end line of metrics.jsonl holds.
 
     An earlier unfinished (or replaced) run in the same folder is removed first.
-    Raises: WorkError when the loss is no longer finite.
+    Raises: WorkError when a loss or gradient is not finite or the record cannot be written; RequestError where the
+        method refuses this model, or an exported adversary does not fit it.
     """
     began = time.perf_counter()
     folder = config.out / run.name
     shutil.rmtree(folder, ignore_errors=True)
     device = device_of(config)
-    steps = steps_of(config, len(data["train"]))
-    engine = PlainEngine(build(run, config, classes), config.optim, steps, device)
+    steps, method = steps_of(config, len(data["train"])), METHODS[run.method](config)
+    engine = PlainEngine(build(run, config, classes), config.optim, steps * method.replays, device)
     with closing(Record(folder, facts)) as record:
-        best = _fit(run, config, engine, data, steps, record)
+        best = _fit(run, config, engine, method, data, steps, record)
         engine.module.model.load_state_dict(best.weights)
         test = evaluate(engine.module, data["test"], config.eval_batch, device)
         if config.save_model:
@@ -102,26 +104,33 @@ def train(run: Run, config: FinetuneConfig, data: dict[str, Encoded], classes: l
 
 
 def _fit(
-    run: Run, config: FinetuneConfig, engine: PlainEngine, data: dict[str, Encoded], steps: int, record: Record
+    run: Run,
+    config: FinetuneConfig,
+    engine: PlainEngine,
+    method: Method,
+    data: dict[str, Encoded],
+    steps: int,
+    record: Record,
 ) -> Best:
-    """All optimizer steps, with evaluations on dev on the way and after the last."""
-    method = METHODS[run.method](config)
+    """All steps, with evaluations on dev on the way and after the last."""
     per_epoch = steps_per_epoch(len(data["train"]), config.batch)
     meter, best = Meter(), None
     place = int(config.worker.split("/")[0])
     for step in tqdm(range(steps), desc=run.name, position=place, leave=False, disable=None):
-        # A method with replays passes several times over one batch; every pass is an optimizer step of the budget.
-        window, replay = divmod(step, method.replays)
-        batch = training_batch(data["train"], config.batch, run.seed, window).to(engine.device)
+        batch = training_batch(data["train"], config.batch, run.seed, step).to(engine.device)
         engine.module.train()
-        seed_all(run.seed, DROPOUT, step)
-        terms = method.backward(engine, batch, At(0, replay))
-        stats = engine.step()
-        method.after_step(engine)
-        meter.add(terms, stats)
+        # As in pre-training: a step is a batch, of which a method with replays makes several updates.
+        for replay in range(method.replays):
+            seed_all(run.seed, DROPOUT, step * method.replays + replay)
+            terms = method.backward(engine, batch, At(0, replay))
+            stats = engine.step()
+            if not stats.applied:
+                raise WorkError(f"{run.name}: loss or gradient of step {step + 1} is not finite; lower --optim.lr")
+            method.after_step(engine)
+            meter.add(terms, stats)
         done = step + 1
         if done % config.log_every == 0 or done == steps:
-            _log(record, done, meter.drain(), run)
+            record.log("train", done, meter.drain())
         if _due(done, config.evals_per_epoch, per_epoch) or done == steps:
             best = _select(best, engine, data["dev"], config, done, done / per_epoch, record)
     assert best is not None
@@ -131,13 +140,6 @@ def _fit(
 def _due(done: int, evaluations: int, per_epoch: int) -> bool:
     """Whether step number `done` completes another of the `evaluations` equal parts of an epoch."""
     return done * evaluations // per_epoch > (done - 1) * evaluations // per_epoch
-
-
-def _log(record: Record, step: int, values: dict[str, Value], run: Run) -> None:
-    record.log("train", step, values)
-    loss = values["loss"]
-    if not (isinstance(loss, float) and math.isfinite(loss)):
-        raise WorkError(f"{run.name}: the loss is {loss} at step {step}; lower --optim.lr")
 
 
 def _select(
@@ -170,11 +172,19 @@ def build(run: Run, config: FinetuneConfig, classes: list[str]) -> TaskModel:
         ignore_mismatched_sizes=True,
     )
     seed_all(run.seed, ADVERSARY, 0)
-    return TaskModel(model, "classification", config.asa if METHODS[run.method](config).uses_adversary else None)
+    module = TaskModel(model, "classification", config.asa if METHODS[run.method](config).uses_adversary else None)
+    if module.adversary is not None and exported_adversary(run, config):
+        module.adversary.load_pretrained(config.models[run.model])
+    return module
+
+
+def exported_adversary(run: Run, config: FinetuneConfig) -> bool:
+    """Whether the run, if its method has adversaries, takes those of the model's folder."""
+    return config.adversary == "exported" and (config.models[run.model] / ADVERSARY_FILE).is_file()
 
 
 def steps_of(config: FinetuneConfig, rows: int) -> int:
-    """Optimizer steps of a run."""
+    """Batches of a run, each of them an optimizer step or, where the method replays it, several."""
     wanted = math.ceil(config.epochs * steps_per_epoch(rows, config.batch))
     return min(wanted, config.max_steps or wanted)
 

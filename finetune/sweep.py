@@ -13,7 +13,7 @@ from asa.errors import RequestError
 from asa.families import family
 from asa.methods import METHODS
 from finetune.config import FinetuneConfig
-from finetune.loop import Run, train
+from finetune.loop import Run, exported_adversary, train
 from finetune.tasks import folder
 from finetune.tasks.batches import Encoded, encode
 
@@ -78,6 +78,7 @@ def check_model(name: str, path: Path, length: int) -> str:
 def facts_of(run: Run, config: FinetuneConfig, task: folder.Task, weights: str) -> dict[str, Any]:
     """The start line of a run: what it is, all that its scores depend on, and where it ran."""
     settings = {key: value for key, value in to_dict(config).items() if key not in _ELSEWHERE}
+    adversary = {"adversary": "exported" if exported_adversary(run, config) else "fresh"}
     return {
         "stage": "finetune",
         "model": run.model,
@@ -86,6 +87,7 @@ def facts_of(run: Run, config: FinetuneConfig, task: folder.Task, weights: str) 
         "seed": run.seed,
         "config": settings,
         "inputs": {"model": str(config.models[run.model]), "model_sha256": weights, "task_sha256": task.sha256},
+        **(adversary if METHODS[run.method](config).uses_adversary else {}),
         "environment": record.environment(),
     }
 

@@ -1,31 +1,51 @@
 """python -m pretrain run | export. `run` is what `python -m launch pretrain` starts in every process."""
 
 import os
+import sys
+from datetime import timedelta
 
 import torch
 
 import cli
 from asa import dist
+from asa.errors import RequestError, WorkError
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
+
+NEVER = timedelta(days=365)
 
 
 def run(argv: list[str]) -> None:
     """Pre-train in this process, one of those the launcher started (or the only one)."""
     request = cli.parse(PretrainConfig, argv, "python -m pretrain run")
     cuda = torch.cuda.is_available()
-    check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
+    try:
+        check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
+    except (RequestError, WorkError) as error:
+        if rank() and os.environ.get("LOCAL_RANK") == "0":  # a machine of its own, where rank 0 may find all in order
+            print(f"error on rank {rank()}: {error}", file=sys.stderr)
+        raise
     # DeepSpeed asks for it even where no launcher has set it.
     os.environ.setdefault("LOCAL_RANK", "0")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init(cuda, launched="RANK" in os.environ)
+    if request.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS refuses, and it is read once
+        torch.use_deterministic_algorithms(True)
+    # Longer than the watchdog's: it names the rank at fault, a collective that times out does not.
+    timeout = timedelta(seconds=2 * request.hang_timeout + 60) if request.hang_timeout else NEVER
+    dist.init(cuda, "RANK" in os.environ, timeout)
     try:
         train(request, device)
     finally:
         dist.close()
+
+
+def rank() -> int:
+    """Of this process; known before the ranks have met."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def export_(argv: list[str]) -> None:
@@ -37,4 +57,4 @@ def export_(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     # Ranks fail together and for the same reason: one of them says it.
-    cli.main({"run": run, "export": export_}, "pretrain", quiet=os.environ.get("RANK", "0") != "0")
+    cli.main({"run": run, "export": export_}, "pretrain", quiet=rank() != 0)

@@ -1,5 +1,6 @@
 """The typed configuration of a pre-training run, and the checks that need no model."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,8 +61,13 @@ class PretrainConfig(MethodsConfig):
     """Seed of sample order, MLM masks, dropout and new parameters."""
     zero: Literal[0, 1, 2, 3] = 2
     """DeepSpeed ZeRO stage."""
+    offload: bool = False
+    """Keep the optimizer's state, 12 bytes per parameter, in the CPU's memory and update there; ZeRO 1, 2 or 3."""
     precision: Precision = "fp32"
     """Arithmetic of model and gradients; the adversary and all losses stay fp32. fp16 needs a GPU."""
+    deterministic: bool = False
+    """Only kernels that give the same bits every time, which CUDA's fastest do not: a resumed run on GPUs needs it to
+    equal the uninterrupted one bit for bit. On a CPU they do so anyway."""
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass: about a third more time, far less memory."""
     optim: OptimConfig = OptimConfig()
@@ -80,6 +86,17 @@ class PretrainConfig(MethodsConfig):
     """Optimizer steps between checkpoints; one is made after the last step."""
     keep: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What follows a loss or gradient that is NaN or infinite and is never applied: stop (the rows are named and the
+    run ends with exit code 1) or skip (they are named and recorded; ten in a row stop it). FP16 overflows are none."""
+    on_save_error: Literal["stop", "continue"] = "stop"
+    """What follows a checkpoint or a line of the record that cannot be written, as on a full disk: stop, or continue
+    without it. Older checkpoints are kept either way; the last one must be written."""
+    hang_timeout: Annotated[float, Field(ge=0, le=86_400)] = 1800
+    """Seconds without progress after which a run ends and names the rank that keeps the others waiting; 0: never. It
+    must be longer than one micro-batch, saving a checkpoint, and reading all shards and a checkpoint at the start."""
+    wandb: str | None = None
+    """Project of Weights & Biases that gets the figures too; needs the extra of that name. null: none."""
 
     def micro(self, world: int) -> int:
         """Rows per forward pass when `world` processes share the global batch."""
@@ -95,11 +112,19 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
     """Refuse, before any model is built, what cannot run. Raises RequestError or WorkError."""
     if config.precision == "fp16" and not cuda:
         raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
+    if config.offload and config.zero == 0:
+        raise RequestError("offload needs a partitioned optimizer, ZeRO 1 to 3; set --zero 1, or --offload false")
     if config.global_batch % world:
         raise RequestError(
             f"global_batch {config.global_batch} cannot be shared by {world} processes;"
             f" set --global_batch to a multiple of {world}, or --nproc"
         )
+    if config.deterministic and config.objective == "rtd" and cuda:
+        raise RequestError(
+            "the generator's draws have no deterministic CUDA kernel; set --deterministic false or --objective mlm"
+        )
+    if config.wandb is not None and find_spec("wandb") is None:
+        raise RequestError("wandb is not installed: pip install wandb, or leave --wandb out")
     _check_method(config)
     facts = manifest.read(config.data, "shards", "--data")
     for split, rows in facts["rows"].items():

@@ -58,9 +58,10 @@ class Order:
         return np.concatenate([self._epoch(int(e))[inside_G[epochs_G == e]] for e in np.unique(epochs_G)])
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:
-        if self._cached is None or self._cached[0] != epoch:
-            self._cached = (epoch, _generator(self.seed, ORDER, epoch).permutation(self.rows))
-        return self._cached[1]
+        cached = self._cached  # read once: another thread may replace it
+        if cached is None or cached[0] != epoch:
+            cached = self._cached = (epoch, _generator(self.seed, ORDER, epoch).permutation(self.rows))
+        return cached[1]
 
 
 class Batches:
@@ -99,11 +100,21 @@ class Batches:
         self._next = (step + 1, slots, self._thread.submit(self._make, step + 1, slots))
         return batches
 
+    def rows(self, step: int, slots: int) -> list[NDArray[np.int64]]:
+        """Numbers of the training rows in this rank's micro-batches of a step."""
+        order_G = self.order(step)
+        return [order_G[places] for places in self._places(slots)]
+
+    def _places(self, slots: int) -> list[NDArray[np.int64]]:
+        """Where this rank's micro-batches lie in a global batch."""
+        size = self.order.global_batch // (slots * self.world)
+        firsts = [(slot * self.world + self.rank) * size for slot in range(slots)]
+        return [np.arange(first, first + size) for first in firsts]
+
     def _make(self, step: int, slots: int) -> list[Batch]:
         ids_GL = self.train[self.order(step)]
-        size = len(ids_GL) // (slots * self.world)
-        firsts = [(slot * self.world + self.rank) * size for slot in range(slots)]
-        mine = np.concatenate([np.arange(first, first + size) for first in firsts])
+        mine = np.concatenate(self._places(slots))
+        size = len(mine) // slots
         masked = mask_rows(ids_GL, self.rule, _generator(self.seed, MASKS, step), mine)
         return [_batch(masked, slice(k * size, (k + 1) * size), len(ids_GL), self.rule) for k in range(slots)]
 

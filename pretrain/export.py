@@ -14,25 +14,16 @@ from transformers import (
     PreTrainedModel,
 )
 
-from asa import checkpoint, hf, manifest, rtd
+from asa import checkpoint, hf, manifest, record, rtd
 from asa.adversary import ASAConfig
 from asa.config import config, from_dict
 from asa.engine import load_parameters
 from asa.errors import RequestError, WorkError
 from asa.families import family
 from asa.model import TaskModel
+from pretrain.card import card
 
 KIND = "export"
-_HEADS = {
-    "mlm": "---\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n\n"
-    "# Continually pre-trained masked language model\n\n"
-    "Loads with `AutoModelForMaskedLM.from_pretrained`.",
-    "rtd": "---\nlibrary_name: transformers\n---\n\n"
-    "# Encoder continually pre-trained by replaced-token detection\n\n"
-    "Loads with `AutoModel.from_pretrained` and with every class that fine-tunes. `discriminator/` is the same encoder"
-    " with the head that tells replaced tokens (ELECTRA: `AutoModelForPreTraining`, others:"
-    " `AutoModelForTokenClassification`), `generator/` its generator (`AutoModelForMaskedLM`).",
-}  # how a card begins
 PARITY = 1e-5  # largest difference of a logit, absolute
 
 
@@ -74,7 +65,7 @@ def export(request: ExportConfig) -> float:
         for part in parts:
             part.model.save_pretrained(folder / part.path)
             tokenizer.save_pretrained(folder / part.path)
-        (folder / "README.md").write_text(_card(facts))
+        (folder / "README.md").write_text(card(facts, record.read(_record_of(source)), trained.adversary is not None))
         if trained.adversary is not None:
             trained.adversary.save_pretrained(folder)
         difference = max(parity(part, folder / part.path) for part in parts)
@@ -84,6 +75,11 @@ def export(request: ExportConfig) -> float:
             )
         manifest.write(folder, KIND, {"source": source.name, "step": facts["step"], "parity": difference})
     return difference
+
+
+def _record_of(checkpoint_: Path) -> Path:
+    """The record of the run that a checkpoint is in; a copy that lies elsewhere has none."""
+    return checkpoint_.resolve().parent.parent / record.NAME
 
 
 def _module(settings: Path, facts: dict[str, Any], asa: ASAConfig | None) -> TaskModel:
@@ -133,24 +129,3 @@ def _probe_rows(settings: PretrainedConfig) -> tuple[Tensor, Tensor]:
     mask_BL = torch.ones_like(ids_BL)
     mask_BL[1:, length // 2 :] = 0
     return ids_BL, mask_BL
-
-
-def _card(facts: dict[str, Any]) -> str:
-    settings = facts["config"]
-    rows = {
-        "objective": settings["objective"],
-        "method": settings["method"],
-        "continued from": Path(settings["model"]).name,
-        "optimizer steps": facts["step"],
-        "global batch": settings["global_batch"],
-        "peak learning rate": settings["optim"]["lr"],
-        "tau": settings["asa"]["tau"] if settings["method"] == "asa" else "none",
-        "seed": settings["seed"],
-        "shards (sha256 of the manifest)": facts["shards"],
-    }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    return (
-        f"{_HEADS[settings['objective']]} `adversary.safetensors`, where present, holds the attention"
-        " adversaries of the run; the model does not need them.\n\n"
-        f"| | |\n|---|---|\n{table}\n"
-    )

@@ -1,199 +1,203 @@
 """The pre-training loop: batches -> objective -> method -> engine, with log lines, evaluations and checkpoints."""
 
-import json
 import math
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from asa import checkpoint, dist, hf, manifest
-from asa.config import save_yaml, to_dict
-from asa.engine import DeepSpeedEngine, Engine, StepStats
-from asa.errors import WorkError
-from asa.methods import METHODS, At, Method
-from asa.record import Record, environment, numbers
-from asa.rtd import ReplacedTokenModel
+from asa import checkpoint, dist, manifest
+from asa.config import save_yaml
+from asa.engine import StepStats
+from asa.errors import RequestError, WorkError
+from asa.methods import At
+from asa.record import Record, Value
 from pretrain.config import PretrainConfig
-from pretrain.data import Batches
-from pretrain.objective import Objective, Terms, add, evaluate, objective_of
-from pretrain.progress import Stopwatch, postfix, progress_bar
-from pretrain.resume import newest, only_run, shards_sha256
+from pretrain.faults import Fault
+from pretrain.figures import Meter, figures
+from pretrain.objective import Terms, add, evaluate
+from pretrain.progress import postfix, progress_bar
+from pretrain.resume import inputs, newest, only_run
+from pretrain.run import Run, build, facts_of, save, say
+from pretrain.stop import Stop
+from pretrain.watchdog import Watchdog, shared_store
 
 
 @dataclass
-class Run:
-    """What the loop works on, and how far it is."""
+class Session:
+    """One process's part of a run, from its start or checkpoint to its end or a stop."""
 
-    config: PretrainConfig
-    engine: Engine
-    method: Method
-    objective: Objective
-    batches: Batches
-    tokenizer: PreTrainedTokenizerBase
-    device: torch.device
-    step: int = 0
-    seconds: float = 0.0  # of earlier parts of a resumed run
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.config.global_batch * self.batches.length
+    run: Run
+    record: Record
+    bar: tqdm
+    stop: Stop
+    watchdog: Watchdog
+    meter: Meter
+    began: float
 
 
 def train(config: PretrainConfig, device: torch.device) -> None:
     """Run or continue pre-training in `config.out`; every rank calls it.
 
+    A SIGTERM or SIGINT to any rank ends it in order, with a complete checkpoint, after the step at hand.
     Raises: RequestError where `config.out` belongs to another request, WorkError for damaged input or a diverged run.
     """
-    dist.on_main(lambda: _verify(config))
-    with only_run(config.out):
-        run = build(config, device)
-        resumed = run.step or None
-        record = Record(config.out, _facts(run), active=dist.is_main(), resume=resumed)
+    with ExitStack() as stack:
+        stop = stack.enter_context(Stop().caught())
+        watchdog = stack.enter_context(Watchdog(config.hang_timeout, shared_store()).watching())
+        _check_inputs(config)
+        stack.enter_context(only_run(config.out))
+        watchdog.beat()
+        found = dist.on_main(lambda: newest(config, dist.world(), print))
+        run = build(config, device, found)
+        watchdog.beat()
+        record = Record(config.out, facts_of(run), dist.is_main(), run.step or None, config.wandb)
+        stack.callback(record.close)
         if dist.is_main():
             save_yaml(config, config.out / "config.yaml")
-        began = time.perf_counter() - run.seconds
-        with progress_bar(config.method, run.step, config.steps) as bar:
-            if not resumed:
-                _evaluate_and_log(run, record, bar)
-            _steps(run, record, bar, began)
-        record.end(
-            {"seconds": time.perf_counter() - began, "tokens": run.step * run.tokens_per_step, "steps": run.step}
-        )
+        bar = stack.enter_context(progress_bar(config.method, run.step, config.steps))
+        session = Session(run, record, bar, stop, watchdog, Meter(run), time.perf_counter() - run.seconds)
+        if _steps(session):
+            seconds = time.perf_counter() - session.began
+            record.end({"seconds": seconds, "tokens": run.step * run.tokens_per_step, "steps": run.step})
+        else:
+            bar.close()
+            say(f"stopped at step {run.step} of {config.steps}; the same command continues it")
 
 
-def build(config: PretrainConfig, device: torch.device) -> Run:
-    """Model, engine, method and data, at the position of the newest checkpoint in `config.out` if there is one."""
-    method = METHODS[config.method](config)
-    objective = objective_of(config)
-    module, notes = objective.build(config, config.asa if method.uses_adversary else None)
-    for note in notes:
-        _say(note)
-    if config.activation_checkpointing:
-        for part in module.children():
-            if isinstance(part, PreTrainedModel):
-                part.activation_checkpointing_enable()
-    updates, micro = config.steps * method.replays, config.micro(dist.world())
-    engine = DeepSpeedEngine(module, config.optim, updates, device, config.zero, config.precision, micro)
-    batches = Batches(
-        config.data,
-        config.seed,
-        config.global_batch,
-        config.mask_share,
-        dist.rank(),
-        dist.world(),
-        config.masking,
-    )
-    run = Run(config, engine, method, objective, batches, hf.load_tokenizer(config.model, "--model"), device)
-    found = newest(config, dist.world())
-    if found:
-        facts = checkpoint.load(found, engine, method)
-        run.step, run.seconds = facts["step"], facts["seconds"]
-        _say(f"continuing {config.out} from step {run.step} of {config.steps}")
-    engine.module.train()
-    return run
+def _check_inputs(config: PretrainConfig) -> None:
+    """Verify every byte of the shards. Raises RequestError where another machine has other shards or another model."""
+    dist.on_main(lambda: manifest.verify(config.data, "shards", "--data"))
+    found = dist.gather(inputs(config))
+    for rank, theirs in enumerate(found):
+        if wrong := [name for name in theirs if theirs[name] != found[0][name]]:
+            raise RequestError(f"rank {rank} finds another {wrong[0]} than rank 0 there; copy it, or set --{wrong[0]}")
 
 
-def _verify(config: PretrainConfig) -> None:
-    """Every byte of the shards and of the checkpoint to continue from."""
-    manifest.verify(config.data, "shards", "--data")
-    found = newest(config, dist.world())
-    if found:
-        manifest.verify(found, checkpoint.KIND, "--out")
-
-
-def _steps(run: Run, record: Record, bar: tqdm, began: float) -> None:
-    """The optimizer steps that are left, with their log lines, evaluations and checkpoints."""
-    config, watch = run.config, Stopwatch()
-    while run.step < config.steps:
-        terms, stats = _update(run)
+def _steps(session: Session) -> bool:
+    """The optimizer steps that are left, with their log lines, evaluations and checkpoints; False for a stop."""
+    run, config = session.run, session.run.config
+    with session.meter.paused():
+        # A run that was stopped inside an evaluation has it before its next step.
+        stopping = not _evaluated(session) and not _evaluate_and_log(session)
+    while run.step < config.steps and not stopping:
+        log = (run.step + 1) % config.log_every == 0 or run.step + 1 == config.steps
+        with session.meter.counted():
+            terms, stats = update(session, log)
         run.step += 1
         last = run.step == config.steps
-        watch.steps += 1
-        if run.step % config.log_every == 0 or last:
-            values = _read_terms(terms, run.step)
-            values |= {"lr": stats.lr, "grad_norm": float(stats.grad_norm)}
-            values["tokens_per_s"] = run.tokens_per_step * watch.rate()
-            record.log("train", run.step, values)
-            bar.set_postfix_str(postfix(values), refresh=False)
-        bar.update()
-        with watch.paused():
-            if run.step % config.eval_every == 0 or last:
-                _evaluate_and_log(run, record, bar)
-            if run.step % config.save_every == 0 or last:
-                _refuse_diverged(run, {"gradient norm": float(stats.grad_norm)} if stats.applied else {})
-                save(run, time.perf_counter() - began)
+        session.meter.steps += 1
+        if log:
+            _log(session, terms, stats)
+        session.bar.update()
+        stopping = session.stop.agreed()
+        with session.meter.paused():
+            if not stopping and (run.step % config.eval_every == 0 or last):
+                stopping = not _evaluate_and_log(session)
+            if run.step % config.save_every == 0 or last or stopping:
+                _save(session, must=last or stopping)
+    return not stopping
 
 
-def _evaluate_and_log(run: Run, record: Record, bar: tqdm) -> None:
-    batches = run.batches.heldout_batches(run.config.eval_rows, run.config.micro(dist.world()))
-    scores = evaluate(run.objective, run.engine, (batch.to(run.device) for batch in batches))
-    record.log("eval", run.step, scores)
-    if dist.is_main():
-        shown = (f"{name.removeprefix('heldout_').replace('_', ' ')} {value:.3f}" for name, value in scores.items())
-        bar.write(f"step {run.step}: held-out {', '.join(shown)}")
-    _refuse_diverged(run, scores)
-
-
-def _refuse_diverged(run: Run, values: dict[str, float]) -> None:
-    """Raises WorkError, on every rank alike, where a value is not finite: such weights are never saved."""
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise WorkError(f"the {name} at step {run.step} is {value}; lower --optim.lr or look at that step's data")
-
-
-def save(run: Run, seconds: float) -> None:
-    """A checkpoint of the run as it stands."""
-    shards = shards_sha256(run.config)
-    facts = {"config": to_dict(run.config), "shards": shards, "world": dist.world(), "seconds": seconds}
-    if isinstance(run.engine.module, ReplacedTokenModel):
-        facts["generator"] = json.loads(run.engine.module.generator.config.to_json_string())
-    root = run.config.out / "checkpoints"
-    checkpoint.save(root, run.step, run.engine, run.method, run.tokenizer, facts, run.config.keep)
-
-
-def _update(run: Run) -> tuple[Terms, StepStats]:
+def update(session: Session, log: bool) -> tuple[Terms, StepStats]:
     """One optimizer step (or `replays` of them); this rank's share of the terms, still on the device."""
-    config = run.config
+    run, config = session.run, session.run.config
     dist.seed_all(config.seed, run.step, dist.rank())
-    masked = [batch.to(run.device) for batch in run.batches.step(run.step, config.slots(dist.world()))]
+    slots = config.slots(dist.world())
+    masked = [batch.to(run.device) for batch in run.batches.step(run.step, slots)]
+    session.watchdog.beat()
     window, before = run.objective.prepare(run.engine, masked)
     terms: Terms = {}
     stats = StepStats(False, 0.0, 0.0)
     for replay in range(run.method.replays):
-        terms = dict(before)
+        terms, losses = dict(before), []
         for slot, batch in enumerate(window):
-            add(terms, run.method.backward(run.engine, batch, At(slot, replay)))
-        stats = run.engine.step()
-        run.method.after_step(run.engine)
+            found = run.method.backward(run.engine, batch, At(slot, replay))
+            losses.append(found["loss"])
+            add(terms, found)
+            session.watchdog.beat()
+        stats = run.engine.step(norms=log)
+        session.watchdog.beat()
+        if stats.applied:
+            run.faults.applied()
+            run.method.after_step(run.engine)
+        else:
+            _not_applied(session, losses + ([before["loss"]] if "loss" in before else []), slots)
     return terms, stats
 
 
-def _read_terms(terms: Terms, step: int) -> dict[str, Any]:
-    """The step's means over all ranks as numbers. Raises WorkError for a loss that is not finite."""
-    # Terms may share a tensor (plain MLM: the loss is the task), which must not be summed twice.
-    values: dict[str, Any] = dict(numbers({name: dist.sum_(term.clone()) for name, term in terms.items()}))
-    if not math.isfinite(values["loss"]):
-        raise WorkError(f"the loss of step {step} is {values['loss']}; lower --optim.lr or look at that step's data")
-    return values
+def _not_applied(session: Session, losses: list[Tensor], slots: int) -> None:
+    """Say which rows an update failed on, unless it was an overflow of the loss scale. Raises as the policy says."""
+    run = session.run
+    step = run.step + 1
+
+    def tell(fault: Fault) -> None:
+        _record(session, "fault", step, fault._asdict())
+        if dist.is_main() and run.config.on_nonfinite == "skip":
+            session.bar.write(f"warning: {fault}; the step is skipped")
+
+    run.faults.not_applied(run.engine, step, losses, run.batches.rows(run.step, slots), tell)
 
 
-def _facts(run: Run) -> dict[str, Any]:
-    return {
-        "stage": "pretrain",
-        "objective": run.config.objective,
-        "method": run.config.method,
-        "model": run.config.model.name,
-        "seed": run.config.seed,
-        "processes": dist.world(),
-        "config": to_dict(run.config),
-        "environment": environment(),
-    }
+def _log(session: Session, terms: Terms, stats: StepStats) -> None:
+    """Log line of a step."""
+    values = figures(session.run, terms, stats, session.meter)
+    _record(session, "train", session.run.step, values)
+    session.bar.set_postfix_str(postfix(values), refresh=False)
 
 
-def _say(line: str) -> None:
+def _evaluated(session: Session) -> bool:
+    """Whether the position that the run starts from needs no evaluation, or has it in the record."""
+    run = session.run
+    due = run.step % run.config.eval_every == 0 or run.step == run.config.steps
+    return not due or dist.any_(run.step in session.record.steps("eval"))
+
+
+def _evaluate_and_log(session: Session) -> bool:
+    """Score the held-out rows; False where a stop came first. Raises WorkError for a figure that is not finite."""
+    run = session.run
+    batches = run.batches.heldout_batches(run.config.eval_rows, run.config.micro(dist.world()))
+
+    def interrupted() -> bool:
+        session.watchdog.beat()
+        return session.stop.agreed()
+
+    scores = evaluate(run.objective, run.engine, (batch.to(run.device) for batch in batches), interrupted)
+    if scores is None:
+        return False
+    _record(session, "eval", run.step, scores)
     if dist.is_main():
-        print(line, flush=True)
+        shown = (f"{name.removeprefix('heldout_').replace('_', ' ')} {value:.3f}" for name, value in scores.items())
+        session.bar.write(f"step {run.step}: held-out {', '.join(shown)}")
+    for name, value in scores.items():
+        if not math.isfinite(value):
+            raise WorkError(f"the {name} at step {run.step} is {value}; lower --optim.lr or look at that step's data")
+    return True
+
+
+def _save(session: Session, must: bool) -> None:
+    """A checkpoint; where the disk refuses, the configuration says whether the run goes on without."""
+    session.watchdog.beat()
+    try:
+        save(session.run, time.perf_counter() - session.began)
+    except checkpoint.SaveFailed as error:
+        if must or session.run.config.on_save_error == "stop":
+            raise
+        _record(session, "fault", session.run.step, {"what": "save", "error": str(error)})
+        if dist.is_main():
+            session.bar.write(f"warning: {error}; the run goes on, its older checkpoints are whole")
+    session.watchdog.beat()
+
+
+def _record(session: Session, event: str, step: int, values: Mapping[str, Value]) -> None:
+    """A line of the record; where the disk refuses, as with a checkpoint, the run may go on without."""
+    try:
+        session.record.log(event, step, values)
+    except WorkError as error:
+        if session.run.config.on_save_error == "stop":
+            raise
+        session.bar.write(f"warning: {error}; the run goes on without that line")

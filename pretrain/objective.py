@@ -4,7 +4,7 @@ An objective builds the module, turns the masked micro-batches of a step into th
 the clean module on held-out rows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, cast
 
 import torch
@@ -138,17 +138,26 @@ def objective_of(config: PretrainConfig) -> Objective:
     return ReplacedTokens(config.rtd.generator_weight) if config.objective == "rtd" else MaskedLM()
 
 
-def evaluate(objective: Objective, engine: Engine, batches: Iterable[Batch]) -> dict[str, float]:
-    """Held-out figures of the clean module; every rank calls it. What the generator samples has a seed of its own, the
-    same for every evaluation and run on as many processes."""
+def evaluate(
+    objective: Objective, engine: Engine, batches: Iterable[Batch], interrupted: Callable[[], bool] = lambda: False
+) -> dict[str, float] | None:
+    """Held-out figures of the clean module; every rank calls it, with as many batches. What the generator samples has a
+    seed of its own, the same for every evaluation and run on as many processes.
+
+    Args: interrupted is asked before each batch, and answers alike on every rank; where it does, None is returned.
+    """
     dist.seed_all(0, dist.rank())
     engine.module.eval()
     sums: Terms = {}
+    stopped = False
     with torch.no_grad():
         for batch in batches:
+            stopped = interrupted()
+            if stopped:
+                break
             add(sums, {name: value.double() for name, value in objective.count(engine, batch).items()})
     engine.module.train()
-    return objective.scores({name: dist.sum_(value).item() for name, value in sums.items()})
+    return None if stopped else objective.scores({name: dist.sum_(value).item() for name, value in sums.items()})
 
 
 def add(sums: Terms, more: Terms) -> None:

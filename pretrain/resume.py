@@ -2,7 +2,7 @@
 
 import fcntl
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -13,41 +13,50 @@ from pretrain.config import PretrainConfig
 
 # What may differ between the parts of one run: it changes neither an update nor what a figure means. Shards and model
 # are told by their contents, not by their paths.
-FREE = ("out", "log_every", "eval_every", "save_every", "keep", "data", "model")
+FREE = ("out", "log_every", "eval_every", "save_every", "keep", "data", "model", "on_nonfinite", "on_save_error")
+FREE += ("hang_timeout", "wandb")
+# Nor do these, but by rounding and, where micro_batch changes, by which places dropout zeroes.
+FREE += ("zero", "offload", "micro_batch", "activation_checkpointing")
 
 
-def newest(config: PretrainConfig, world: int) -> Path | None:
-    """The checkpoint to continue from; None for a new run.
+def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] | None = None) -> Path | None:
+    """The checkpoint to continue from, every byte of it verified; None for a new run. `tell` gets a line for each newer
+    one that is damaged or unfinished. The number of processes, `world`, may be another than before.
 
-    Raises: RequestError naming the settings in which the run in `config.out` differs; WorkError when the newest
-        checkpoint lacks a file.
+    Raises: RequestError naming the settings in which the run in `config.out` differs; WorkError when there are
+        checkpoints and all of them are damaged: a run never starts from nothing again by itself.
     """
-    found = checkpoint.complete(config.out / "checkpoints")
-    if not found:
+    found, wrong = checkpoint.newest_good(config.out / "checkpoints")
+    if found is None:
         return None
-    facts = manifest.read(found[-1], checkpoint.KIND, "--out")
+    facts = manifest.read(found, checkpoint.KIND, "--out")
     mine, theirs = to_dict(config), facts["config"]
     different = [key for key in mine if key not in FREE and mine[key] != theirs.get(key)]
-    if facts["shards"] != shards_sha256(config):
-        different.append("data")
-    if facts["world"] != world:
-        different.append("nproc")
+    different += [name for name, sha256 in inputs(config).items() if facts["inputs"][name] != sha256]
     if different:
         had = ", ".join(f"{key} {_shown(facts, key)}".strip() for key in different)
         raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out")
-    return found[-1]
+    if tell is not None:
+        for line in wrong:
+            tell(f"warning: {line}; continuing from {found.name} instead")
+        if facts["world"] != world:
+            tell(f"from {facts['world']} to {world} processes: the samples are the same, dropout is drawn anew")
+    return found
 
 
-def shards_sha256(config: PretrainConfig) -> str:
-    """Hash of the shard manifest, which in turn has the hash of every file."""
-    return manifest.file_sha256(config.data / manifest.NAME)
+def inputs(config: PretrainConfig) -> dict[str, str]:
+    """What the run reads, by contents: the shard manifest, which has the hash of every file, and the model's shape."""
+    return {
+        "data": manifest.file_sha256(config.data / manifest.NAME),
+        "model": manifest.file_sha256(config.model / "config.json"),
+    }
 
 
 def _shown(facts: dict, key: str) -> str:
     """A setting of the run on disk, where it is short enough for one line."""
-    value = facts["world"] if key == "nproc" else facts["config"].get(key, "")
+    value = facts["config"].get(key, "")
     text = f"({value})"
-    return text if re.fullmatch(r"\([\w.\-+]+\)", text) and key != "data" else ""
+    return text if re.fullmatch(r"\([\w.\-+]+\)", text) and key not in ("data", "model") else ""
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def test_stages_meet_in_files_never_in_imports(file: str) -> None:
     assert imports(parse(file)) & others == set()
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file != "asa/engine.py"])
+@pytest.mark.parametrize("file", [file for file in FILES if file != "asa/zero.py"])
 def test_only_the_engine_imports_deepspeed(file: str) -> None:
     assert "deepspeed" not in imports(parse(file))
 
@@ -94,4 +94,4 @@ def test_the_rules_above_see_what_they_forbid() -> None:
     page = 'def f():\n    """Doc.\n\n    More."""\n' + "    pass\n" * LONGEST
     assert list(long_functions(ast.parse(page))) == []
     assert list(long_functions(ast.parse(page + "    pass\n"))) == [f"f: {LONGEST + 1} lines"]
-    assert "deepspeed" in imports(parse("asa/engine.py"))
+    assert "deepspeed" in imports(parse("asa/zero.py"))

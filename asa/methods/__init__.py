@@ -1,8 +1,12 @@
-"""The registry of training methods. One small file per method; METHODS maps its name to how it is built."""
+"""The registry of training methods. One small file per method; METHODS maps its name to how it is built.
+
+A method from outside this package is named "module:builder", as docs/adding-a-method.md shows.
+"""
 
 import difflib
+import importlib
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import AfterValidator
 
@@ -50,11 +54,27 @@ METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
 
 
 def _known(name: str) -> str:
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no method {name!r}; {hint}allowed: {', '.join(METHODS)}")
-    return name
+    if name in METHODS:
+        return name
+    module, colon, builder = name.partition(":")
+    if colon:
+        METHODS[name] = _outside(module, builder)
+        return name
+    near = difflib.get_close_matches(name, METHODS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(f"no method {name!r}; {hint}allowed: {', '.join(METHODS)}, or MODULE:BUILDER for one of your own")
+
+
+def _outside(module: str, builder: str) -> Callable[[MethodsConfig], Method]:
+    try:
+        found = getattr(importlib.import_module(module), builder)
+    except (Exception, SystemExit) as error:  # anything may go wrong in a module of somebody else's
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    else:
+        if callable(found):
+            return cast("Callable[[MethodsConfig], Method]", found)
+        why = f"{builder} of {module} is not callable"
+    raise ValueError(f"{why}; allowed: MODULE:BUILDER of a module that Python finds from where the command is started")
 
 
 MethodName = Annotated[str, AfterValidator(_known)]  # a config field that names a method

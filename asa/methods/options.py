@@ -1,5 +1,7 @@
 """The settings of every method in one config, which a stage's config extends; a run reads those of its method."""
 
+from dataclasses import field
+
 from asa.adversary import ASAConfig
 from asa.config import config
 from asa.methods.asa_sparse import ASASparseConfig
@@ -52,3 +54,5 @@ class MethodsConfig:
     """Settings of method r_drop."""
     creat: CreATConfig = CreATConfig()
     """Settings of method creat."""
+    outside: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Settings of methods from outside the package, which read them by name."""

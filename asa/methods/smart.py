@@ -7,6 +7,7 @@ weights are a moving average of the model's. No public program has it; here the 
 dropout, which costs 4 bytes per parameter on every process and a forward per micro-batch, and lies in the checkpoint.
 """
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from asa.batch import Batch
 from asa.config import config
-from asa.engine import Engine, load_parameters
+from asa.engine import Engine
 from asa.losses import task_loss
 from asa.methods.ball import dropout
 from asa.methods.base import At, Stateless
@@ -64,9 +65,9 @@ class SMART(Stateless):
     def _guide(self, engine: Engine, batch: Batch) -> Tensor:
         """The teacher's prediction; the teacher begins as the model that the first batch meets."""
         if self._teacher is None:
-            start = engine.weights() if self._restored is None else self._restored
+            start = _masters(engine) if self._restored is None else self._restored.items()
             self._teacher = engine.module.twin().to(batch.labels.device)
-            load_parameters(self._teacher, start)
+            _follow(self._teacher, start, beta=0.0)
             self._restored = None
         with torch.no_grad():
             return prediction(self._teacher(batch), batch)
@@ -76,10 +77,7 @@ class SMART(Stateless):
         if self._teacher is None:
             return
         beta = self.options.beta_early if 10 * self.updates <= engine.steps else self.options.beta_late
-        weights = engine.weights()
-        with torch.no_grad():
-            for name, p in self._teacher.named_parameters():
-                p.lerp_(weights[name].to(p.device, p.dtype), 1 - beta)
+        _follow(self._teacher, _masters(engine), beta)
 
     def state_dict(self) -> dict[str, Tensor]:
         teacher = self._restored or {}
@@ -91,3 +89,19 @@ class SMART(Stateless):
         self.updates = int(state["updates"])
         self._teacher = None
         self._restored = {name: value for name, value in state.items() if name != "updates"} or None
+
+
+def _masters(engine: Engine) -> Iterable[tuple[str, Tensor]]:
+    """The weights in fp32 by name, one at a time; in half precision those behind the model's, which round small updates
+    away."""
+    plain = not engine.partitioned and all(p.dtype == torch.float32 for p in engine.module.parameters())
+    return engine.weights().items() if plain else engine.parts("weights")
+
+
+@torch.no_grad()
+def _follow(teacher: TaskModel, weights: Iterable[tuple[str, Tensor]], beta: float) -> None:
+    """Move every parameter of the teacher to beta * itself + (1 - beta) * the weight."""
+    mine = dict(teacher.named_parameters())
+    for name, weight in weights:
+        if name in mine:
+            mine[name].lerp_(weight.to(mine[name].device, torch.float32), 1 - beta)

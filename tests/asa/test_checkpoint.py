@@ -92,7 +92,13 @@ def test_a_save_cut_off_before_the_manifest_is_no_checkpoint(tmp_path: Path, mon
     engine, method = trained(1)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 1, engine, method)
-    assert {"engine.pt", "model.safetensors", "method.safetensors", "hf"} <= present[0]
+    assert {
+        "exp_avg.safetensors",
+        "exp_avg_sq.safetensors",
+        "model.safetensors",
+        "method.safetensors",
+        "hf",
+    } <= present[0]
     assert checkpoint.complete(tmp_path) == []
     monkeypatch.undo()
     assert save(tmp_path, 1, engine, method) == tmp_path / "step-1"
@@ -112,8 +118,33 @@ def test_only_the_newest_are_kept_by_number_not_by_name(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11", "step-9"]
 
 
+def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path: Path) -> None:
+    engine, method = trained(0)
+    for step in (1, 2, 3):
+        save(tmp_path, step, engine, method, keep=3)
+    (tmp_path / "step-3" / "exp_avg.safetensors").write_bytes(b"")
+    save(tmp_path, 4, engine, method, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3", "step-4"]
+    assert checkpoint.newest_good(tmp_path) == (tmp_path / "step-4", [])
+
+
+def test_a_good_checkpoint_is_not_written_again_and_a_damaged_one_is(saved: Path) -> None:
+    before = (saved / manifest.NAME).stat().st_ino
+    save(saved.parent, 2, *trained(2))
+    assert (saved / manifest.NAME).stat().st_ino == before
+    (saved / "model.safetensors").write_bytes(b"")
+    save(saved.parent, 2, *trained(2))
+    assert checkpoint.is_good(saved)
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "step-7.partial").mkdir()
+    save(tmp_path, 9, *trained(0))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-9"]
+
+
 def files() -> list[str]:
-    return ["engine.pt", "model.safetensors", "method.safetensors", "hf/config.json", "hf/tokenizer.json"]
+    return ["exp_avg_sq.safetensors", "model.safetensors", "method.safetensors", "hf/config.json", "hf/tokenizer.json"]
 
 
 @pytest.mark.parametrize("name", files())

@@ -1,11 +1,11 @@
 """What DeepSpeed is told: every ZeRO key is ours, but for features that are off."""
 
-from asa.engine import deepspeed_settings
 from asa.optim import OptimConfig
+from asa.zero_settings import deepspeed_settings
 
-# Offload, quantisation, hierarchical partitions and the like: off by default, and we offer no switch for them.
+# Quantisation, hierarchical partitions and the like: off by default, and we offer no switch for them.
 OFF = (
-    "offload",
+    "offload_param",
     "cpu_offload",
     "zero_",
     "zenflow",
@@ -47,3 +47,10 @@ def test_clipping_and_accumulation_are_never_left_to_defaults() -> None:
     assert settings["managed_gradient_accumulation"] is False
     assert settings["fp16"]["enabled"]
     assert not settings["bf16"]["enabled"]
+
+
+def test_offload_moves_the_optimizer_to_the_cpu_and_needs_nothing_compiled() -> None:
+    for offload, device in ((False, "none"), (True, "cpu")):
+        settings = deepspeed_settings(OptimConfig(), 2, "fp32", 4, offload)
+        assert settings["zero_optimization"]["offload_optimizer"]["device"] == device
+        assert settings["zero_force_ds_cpu_optimizer"] is False

@@ -1,6 +1,7 @@
 """PlainEngine: passes that leave no trace, repeatable dropout, perturbed embeddings, exact restore, the schedule."""
 
-from pathlib import Path
+import math
+from typing import get_args
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asa.adversary import ASAConfig
-from asa.engine import PlainEngine
+from asa.engine import PlainEngine, State
 from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.optim import OptimConfig, learning_rate
@@ -130,13 +131,14 @@ def train(engine: PlainEngine, first: int, steps: int) -> None:
         engine.step()
 
 
-def test_a_restored_engine_continues_bit_for_bit(tmp_path: Path) -> None:
+def test_a_restored_engine_continues_bit_for_bit() -> None:
     one = tiny_engine(tiny_module(asa=ASAConfig(), dropout=0.2).train(), warmup=0.5)
     train(one, 0, 3)
-    one.save(tmp_path)
     saved = one.full_state()
     two = tiny_engine(tiny_module(asa=ASAConfig(), dropout=0.2, seed=9).train(), warmup=0.5)
-    two.load(tmp_path)
+    for state in get_args(State):
+        two.restore(state, one.parts(state))
+    two.set_counters(one.counters())
     assert all(torch.equal(value, saved[name]) for name, value in two.full_state().items())
     train(one, 3, 3)
     train(two, 3, 3)
@@ -157,6 +159,58 @@ def test_the_norm_is_told_before_clipping_and_zero_turns_clipping_off() -> None:
     name = "model.bert.encoder.layer.0.output.dense.weight"
     moved = [(state[name] - start[name]).abs().max() for state in weights]
     assert moved[0] > 10 * moved[1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_cleared_and_changes_nothing(value: float) -> None:
+    engine, calm = (tiny_engine(tiny_module(asa=ASAConfig()), warmup=0.5) for _ in range(2))
+    for one in (engine, calm):
+        train(one, 0, 1)
+    engine.backward(engine.forward(tiny_batch()).logits.sum() * value)
+    stats = engine.step(norms=True)
+    assert not stats.applied
+    assert not math.isfinite(float(stats.grad_norm))
+    assert (stats.model_norm, stats.adversary_norm) == (None, None)
+    assert gradients(engine.module) == {}
+    assert engine.applied == 1
+    for one in (engine, calm):
+        train(one, 1, 2)
+    assert all(torch.equal(value, calm.full_state()[name]) for name, value in engine.full_state().items())
+
+
+def number(norm: Tensor | float | None) -> float:
+    assert norm is not None
+    return float(norm)
+
+
+def test_the_norms_of_model_and_adversary_are_those_of_their_gradients_and_come_when_asked_for() -> None:
+    engine = tiny_engine(tiny_module(asa=ASAConfig(reversal=1.0)), clip=1e-3)
+    METHODS["asa"](MethodsConfig()).backward(engine, tiny_batch(), At(0, 0))
+    found = gradients(engine.module)
+    parts = {
+        part: torch.cat([g.flatten() for name, g in found.items() if name.startswith(part)])
+        for part in ("model", "adv")
+    }
+    stats = engine.step(norms=True)
+    assert number(stats.model_norm) == pytest.approx(float(parts["model"].norm()), rel=1e-5)
+    assert number(stats.adversary_norm) == pytest.approx(float(parts["adv"].norm()), rel=1e-5)
+    assert number(stats.adversary_norm) > 0
+    train(engine, 1, 1)
+    quiet = engine.step()
+    assert (quiet.model_norm, quiet.adversary_norm) == (None, None)
+    plain = tiny_engine(tiny_module())
+    plain.backward(task_loss(plain.forward(tiny_batch()), tiny_batch()))
+    alone = plain.step(norms=True)
+    assert number(alone.model_norm) == pytest.approx(float(alone.grad_norm), rel=1e-6)
+    assert alone.adversary_norm is None
+
+
+def test_gradients_that_are_all_zero_have_norms_of_zero() -> None:
+    engine = tiny_engine(tiny_module(asa=ASAConfig()))
+    for p in engine.module.parameters():
+        p.grad = torch.zeros_like(p)
+    stats = engine.step(norms=True)
+    assert (number(stats.model_norm), number(stats.adversary_norm)) == (0.0, 0.0)
 
 
 def test_weight_decay_spares_vectors() -> None:

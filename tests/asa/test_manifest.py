@@ -29,6 +29,14 @@ def test_same_content_gives_the_same_manifest(folder: Path) -> None:
     assert (folder / manifest.NAME).read_bytes() == first
 
 
+def test_files_and_the_folders_that_name_them_are_forced_to_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: list[Path] = []
+    monkeypatch.setattr(manifest, "fsync", forced.append)
+    manifest.write(folder, "fruit", {})
+    assert {folder / "a.bin", folder / "deep", folder / "deep" / "b.bin"} <= set(forced)
+    assert forced[-1] == folder
+
+
 def test_no_folder_is_a_wrong_request(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="--data"):
         manifest.read(tmp_path / "none", "fruit", "--data")
@@ -69,6 +77,48 @@ def test_a_damaged_manifest_is_failed_work_not_a_traceback(folder: Path) -> None
     (folder / manifest.NAME).write_text(text[: len(text) // 2])
     with pytest.raises(WorkError, match=r"manifest\.json"):
         manifest.read(folder, "fruit", "--data")
+
+
+def test_every_byte_of_a_manifest_counts(folder: Path) -> None:
+    path = folder / manifest.NAME
+    good = path.read_bytes()
+    for place in range(len(good)):
+        for mask in (1, 0x20):
+            path.write_bytes(good[:place] + bytes([good[place] ^ mask]) + good[place + 1 :])
+            with pytest.raises(WorkError, match=r"manifest\.json"):
+                manifest.read(folder, "fruit", "--data")
+    path.write_bytes(good + b" ")
+    with pytest.raises(WorkError, match=r"manifest\.json is damaged"):
+        manifest.read(folder, "fruit", "--data")
+
+
+def test_facts_are_read_as_json_has_them(folder: Path) -> None:
+    facts = {
+        "by number": {2: "b", 10: "a"},
+        "pair": (1, 2.5),
+        "text": "\u00e9\u4eac",
+        "large": 1e300,
+        "not": float("inf"),
+    }
+    manifest.write(folder, "fruit", facts)
+    assert manifest.read(folder, "fruit", "--data") == {
+        **facts,
+        "by number": {"2": "b", "10": "a"},
+        "pair": [1, 2.5],
+    }
+
+
+def test_a_manifest_without_its_own_hash_is_refused(folder: Path) -> None:
+    path = folder / manifest.NAME
+    path.write_text(path.read_text().replace(' "sha256": "', ' "md5": "'))
+    with pytest.raises(WorkError, match="made by an older version"):
+        manifest.read(folder, "fruit", "--data")
+
+
+def test_the_kind_of_a_folder(folder: Path, tmp_path: Path) -> None:
+    assert manifest.kind_of(folder, "DIR") == "fruit"
+    with pytest.raises(RequestError, match="DIR"):
+        manifest.kind_of(tmp_path / "none", "DIR")
 
 
 def test_staging_publishes_on_success_and_replaces_what_was_there(tmp_path: Path) -> None:

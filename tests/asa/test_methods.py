@@ -51,6 +51,7 @@ WEAK = MethodsConfig(  # nothing of any adversary is left
     r_drop=RDropConfig(weight=0.0),
     random_mask=RandomMaskConfig(share=1e-9, strategy="magnitude"),
     asa_sparse=ASASparseConfig(every=1),
+    outside={"size": 0.0},
 )
 WALK: dict[str, Any] = {"radius": 0.2, "step_size": 0.15, "start": 0.1}
 LOUD = MethodsConfig(
@@ -63,6 +64,7 @@ LOUD = MethodsConfig(
     alum=SmoothConfig(radius=0.05, noise=0.05, step_size=0.02),
     r3f=R3FConfig(noise=0.1),
     asa_sparse=ASASparseConfig(every=1),
+    outside={"size": 0.1},
 )
 LINF = MethodsConfig(
     pgd=replace(LOUD.pgd, ball="linf"),

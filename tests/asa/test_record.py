@@ -1,12 +1,15 @@
 """The record of a run survives being killed and resumed."""
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asa import record
+from asa.errors import WorkError
 from asa.record import Record
 
 
@@ -24,6 +27,12 @@ def path(tmp_path: Path) -> Path:
 
 def steps(path: Path) -> list[int]:
     return [event["step"] for event in record.read(path) if event["event"] == "train"]
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Steps and values of every scalar, as TensorBoard shows them."""
+    board = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {tag: [(e.step, e.value) for e in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
 
 
 def test_read_gives_events_in_order_without_a_torn_last_line(path: Path) -> None:
@@ -81,3 +90,89 @@ def test_the_environment_names_what_a_reader_needs() -> None:
     found = record.environment()
     assert found["torch"] == torch.__version__
     assert all(found[name] for name in ("python", "device", "system", "transformers"))
+
+
+def test_a_run_leaves_the_versions_of_everything_installed(tmp_path: Path) -> None:
+    Record(tmp_path, {}).close()
+    found = json.loads((tmp_path / "environment.json").read_text())
+    assert found["packages"]["torch"] == metadata.version("torch")
+    assert found["cores"] > 0
+
+
+def test_what_is_not_finite_is_null_and_no_scalar(tmp_path: Path) -> None:
+    made = Record(tmp_path, {})
+    made.log("train", 1, {"loss": float("nan"), "masked_share": [0.5, float("inf")], "skipped": 1})
+    made.close()
+    line = record.read(tmp_path / record.NAME)[-1]
+    assert (line["loss"], line["masked_share"], line["skipped"]) == (None, [0.5, None], 1)
+    assert curves(tmp_path) == {"train/masked_share/0": [(1, 0.5)], "train/skipped": [(1, 1.0)]}
+
+
+def test_curves_keep_the_steps_that_the_lines_keep(path: Path) -> None:
+    resumed = Record(path.parent, {}, resume=2)
+    resumed.log("train", 3, {"loss": 9.0})
+    resumed.close()
+    assert steps(path) == [1, 2, 3]
+    assert curves(path.parent)["train/loss"] == [(1, 1.0), (2, 0.5), (3, 9.0)]
+
+
+def test_a_fault_is_a_line_and_no_curve(tmp_path: Path) -> None:
+    made = Record(tmp_path, {})
+    made.log("fault", 1, {"rank": 0, "rows": [5.0, 7.0]})
+    made.log("eval", 1, {"heldout_loss": 2.0})
+    made.close()
+    assert [event["event"] for event in record.read(tmp_path / record.NAME)] == ["start", "fault", "eval"]
+    assert curves(tmp_path) == {"eval/heldout_loss": [(1, 2.0)]}
+
+
+def test_a_full_disk_is_failed_work_that_names_the_file(tmp_path: Path) -> None:
+    made = Record(tmp_path, {})
+    made.path.unlink()
+    made.path.symlink_to("/dev/full")
+    for work in (lambda: made.log("train", 1, {"loss": 1.0}), lambda: made.end({})):
+        with pytest.raises(WorkError, match=r"metrics\.jsonl cannot be written: No space left on device; free some"):
+            work()
+    made.close()
+
+
+@pytest.mark.parametrize("name", ["metrics", "environment"])
+def test_what_a_full_disk_refuses_at_the_start_leaves_nothing_by_half(tmp_path: Path, name: str) -> None:
+    partial = tmp_path / f"{name}.partial"
+    partial.symlink_to("/dev/full")
+    with pytest.raises(WorkError, match=rf"{name}\.json\w? cannot be written: No space left"):
+        Record(tmp_path, {})
+    assert not partial.is_symlink()
+    assert not list(tmp_path.glob(f"{name}.json*"))
+
+
+def test_a_line_after_a_torn_one_is_not_lost(tmp_path: Path) -> None:
+    made = Record(tmp_path, {})
+    made.log("train", 1, {"loss": 1.0})
+    with made.path.open("a") as file:
+        file.write('{"event": "train", "step": 2, "lo')
+    made.log("train", 3, {"loss": 1.0})
+    made.close()
+    assert steps(made.path) == [1, 3]
+
+
+def test_a_damaged_line_amid_others_is_named(path: Path) -> None:
+    path.write_text(path.read_text().replace('"step": 2,', '"step" 2,'))
+    with pytest.raises(WorkError, match=r"line 3 of .*metrics\.jsonl is damaged"):
+        record.read(path)
+
+
+def test_the_steps_of_an_event(path: Path) -> None:
+    resumed = Record(path.parent, {}, resume=2)
+    assert resumed.steps("train") == {1, 2}
+    assert resumed.steps("eval") == set()
+    resumed.close()
+
+
+def test_weights_and_biases_gets_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    made = Record(tmp_path, {"seed": 3}, wandb="tests")
+    made.log("train", 1, {"loss": 0.5})
+    made.end({})
+    (log,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"train/loss" in log.read_bytes()

@@ -1,5 +1,6 @@
 """SMART's two terms, its teacher, and that its perturbation is an adversary's; the divergences of its relatives."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from asa import perturb
 from asa.batch import IGNORE, Batch
+from asa.engine import State
 from asa.losses import task_loss
 from asa.methods import At
 from asa.methods.ball import room
@@ -87,6 +89,30 @@ def test_the_teacher_is_the_moving_average_of_the_weights_quick_for_a_tenth_of_t
         for name, value in state.items():
             torch.testing.assert_close(value, expected[name], msg=name)
         update(method, engine, tiny_batch(seed=step))
+
+
+class HalfEngine(Watched):
+    """A model in bf16 with its weights in fp32 behind it, as under DeepSpeed."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_module())
+        self.masters = {name: p.detach().clone() for name, p in self.module.named_parameters()}
+        self.module.bfloat16()
+
+    def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
+        yield from self.masters.items()
+
+
+def test_the_teacher_averages_the_weights_behind_a_half_precision_model() -> None:
+    engine, method = HalfEngine(), SMART(replace(LOUD, weight=0.0, beta_early=0.5))
+    method.backward(engine, tiny_batch(), At(0, 0))
+    before = {name: master.clone() for name, master in engine.masters.items()}
+    for master in engine.masters.values():
+        master += 1e-4  # less than bf16 resolves in most of them
+    method.after_step(engine)
+    teacher = method.state_dict()
+    for name, value in before.items():
+        torch.testing.assert_close(teacher[name], value + 5e-5, rtol=0, atol=1e-6, msg=name)
 
 
 def test_the_teacher_has_no_dropout_and_takes_no_random_number_from_the_model() -> None:

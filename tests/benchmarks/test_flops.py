@@ -3,7 +3,8 @@
 import pytest
 
 from asa.errors import WorkError
-from benchmarks.flops import check, flops, last_line, step_flops
+from asa.methods import METHODS
+from benchmarks.flops import check, flops, last_line, method_costs, methods_table, step_flops
 from benchmarks.steps import ASA, STOCK, VANILLA, bert_config
 
 LAYERS, WIDTH, VOCAB = 2, 64, 30522
@@ -49,3 +50,48 @@ def test_a_ratio_past_its_bound_is_failed_work(count: dict[str, int], named: str
 def test_the_last_line_has_the_three_ratios() -> None:
     expected = "length 256: ASA/vanilla 2.1000, vanilla/stock 0.8000, ASA/stock 1.6800"
     assert last_line({VANILLA: 100, ASA: 210, STOCK: 125}) == expected
+
+
+PASSES = {  # forwards, backwards, backwards that reach the weights
+    "vanilla": (1, 1, 1),
+    "asa": (2, 1, 1),
+    "asa_sparse": (1.5, 1, 1),
+    "asa_freelb": (2, 2, 2),
+    "random_mask": (2, 1, 1),
+    "pgd": (3, 3, 1),
+    "freeat": (2, 2, 2),
+    "yopo": (7, 7, 3),
+    "freelb": (2, 2, 2),
+    "fgm": (2, 2, 2),
+    "smart": (4, 2, 1),
+    "smart_released": (3, 2, 1),
+    "alum": (3, 2, 1),
+    "vat": (3, 2, 1),
+    "r3f": (2, 1, 1),
+    "r_drop": (2, 1, 1),
+    "creat": (3, 3, 2),
+}
+
+
+def test_every_methods_passes_are_counted_and_its_flops_follow() -> None:
+    """A pass is a third forward; a backward that stops at the words is another third."""
+    costs = method_costs(bert_config(LAYERS, WIDTH, "sdpa"), list(METHODS), 16, "mlm")
+    assert {name: one[:3] for name, one in costs.items()} == PASSES
+    plain = costs[VANILLA].flops
+    for name, (forwards, backwards, weights) in PASSES.items():
+        if name in ("yopo", ASA, "asa_sparse", "asa_freelb"):  # part of a pass is run, or an adversary beside it
+            assert plain < costs[name].flops < max(forwards, backwards) * plain * 1.2
+            continue
+        trained = weights if backwards > 1 else forwards  # one backward may reach through several forwards
+        if name in ("smart", "smart_released", "alum", "vat"):
+            trained = 2
+        words, teacher = backwards - weights, name == "smart"
+        expected = trained + teacher / 3 + words * 2 / 3
+        assert costs[name].flops / plain == pytest.approx(expected, rel=0.05), name
+
+
+def test_the_methods_table_has_a_line_each() -> None:
+    costs = method_costs(bert_config(LAYERS, WIDTH, "sdpa"), [VANILLA, "freelb"], 16, "classification")
+    lines = methods_table({16: costs, 32: costs}, "classification").splitlines()
+    assert lines[1].split() == ["method", "forwards", "backwards", "of", "weights", "16", "32"]
+    assert lines[3].split() == ["freelb", "2", "2", "2", "2.000", "2.000"]

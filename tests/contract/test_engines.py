@@ -1,5 +1,6 @@
 """Every method gives the same update on every engine, process count and accumulation: equal to 1e-6 in fp32."""
 
+import json
 import os
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from asa.methods import METHODS
 from tests.contract.worker import FP16_METHODS, LOSS_SCALES, STEPS, WORLDS, cases
+from tests.precision.matrix import THIN
+from tests.precision.test_matrix import holds
 
 TOLERANCE = 1e-6
 CASES = [(engine, method, world, slots) for world in WORLDS for engine, method, slots in cases(world)]
@@ -46,6 +49,12 @@ def test_update_equals_the_plain_reference(results: Path, engine: str, method: s
     for name, value in expected.items():
         scale = max(1.0, value.abs().max().item())
         assert (found[name] - value).abs().max().item() <= TOLERANCE * scale, name
+
+
+def test_on_two_processes_every_stage_resumes_bit_for_bit(results: Path) -> None:
+    found = json.loads((results / "resume.json").read_text())
+    for case in (case for case in THIN if case.precision == "fp32"):
+        holds(case, found[case.name])
 
 
 def test_the_updates_compared_are_not_nothing(results: Path) -> None:

@@ -1,5 +1,6 @@
 """One run: determinism, selection, evaluation, what is recorded."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,27 @@ def test_the_seed_decides_head_and_adversary_and_the_method_does_not_change_the_
     assert not torch.equal(a, c)
 
 
+def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(
+    make: Make, model_folder: Path, tmp_path: Path
+) -> None:
+    pretrained = tmp_path / "pretrained"
+    shutil.copytree(model_folder, pretrained)
+    adversary = build(Run("tiny", "asa", 7), make(), CLASSES).adversary
+    assert adversary is not None
+    adversary.save_pretrained(pretrained)
+    config = make(models={"tiny": model_folder, "asa": pretrained}, methods=["asa"], adversary="exported", max_steps=1)
+    for name, same in (("asa", True), ("tiny", False)):
+        found = build(Run(name, "asa", 0), config, CLASSES).adversary
+        assert found is not None
+        pairs = zip(found.parameters(), adversary.parameters(), strict=True)
+        assert all(torch.equal(mine, theirs) for mine, theirs in pairs) == same
+    sweep(config)
+    assert [events(config, f"{name}-asa-0")[0]["adversary"] for name in ("asa", "tiny")] == ["exported", "fresh"]
+    plain = make(models={"asa": pretrained}, adversary="exported", max_steps=1)
+    sweep(plain)
+    assert "adversary" not in events(plain, "asa-vanilla-0")[0]
+
+
 @pytest.mark.parametrize(("epochs", "limit", "steps"), [(2, None, 6), (1.5, None, 5), (0.1, None, 1), (9, 4, 4)])
 def test_steps(make: Make, epochs: float, limit: int | None, steps: int) -> None:
     assert steps_of(make(epochs=epochs, max_steps=limit), 24) == steps
@@ -154,7 +176,7 @@ def test_replays_pass_over_the_same_batch(make: Make, monkeypatch: pytest.Monkey
             return super().backward(engine, batch, at)
 
     monkeypatch.setitem(METHODS, "vanilla", lambda config: Twice())
-    sweep(make(max_steps=4))
+    sweep(make(max_steps=2))
     assert [replay for replay, _ in seen] == [0, 1, 0, 1]
     assert seen[0][1] == seen[1][1]
     assert seen[2][1] == seen[3][1]
@@ -164,11 +186,11 @@ def test_replays_pass_over_the_same_batch(make: Make, monkeypatch: pytest.Monkey
 def test_a_diverged_run_stops_with_a_line_and_stays_unfinished(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(Vanilla):
         def backward(self, engine: Any, batch: Any, at: At) -> Any:
-            terms = super().backward(engine, batch, at)
-            return {**terms, "loss": terms["loss"] * float("nan")}
+            engine.backward(engine.forward(batch).logits.sum() * float("nan"))
+            return super().backward(engine, batch, at)
 
     monkeypatch.setitem(METHODS, "vanilla", lambda config: Lost())
     config = make()
-    with pytest.raises(WorkError, match=r"tiny-vanilla-0: the loss is nan at step 2; lower --optim.lr"):
+    with pytest.raises(WorkError, match=r"tiny-vanilla-0: loss or gradient of step 1 is not finite; lower --optim.lr"):
         sweep(config)
     assert not record.finished(config.out / "tiny-vanilla-0" / record.NAME)

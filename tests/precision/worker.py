@@ -15,10 +15,11 @@ import torch.distributed as torch_dist
 
 from asa import dist
 from asa.adversary import ASAConfig
-from asa.engine import DeepSpeedEngine, Precision
+from asa.engine import Precision
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
 from asa.optim import OptimConfig
+from asa.zero import DeepSpeedEngine
 from tests.asa.conftest import tiny_batch
 from tests.asa.encoders import tiny
 

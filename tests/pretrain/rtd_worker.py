@@ -12,9 +12,10 @@ from torch import Tensor
 
 from asa import dist, rtd
 from asa.adversary import ASAConfig
-from asa.engine import DeepSpeedEngine, Engine, PlainEngine
+from asa.engine import Engine, PlainEngine
 from asa.methods import METHODS, At, MethodsConfig
 from asa.rtd import ReplacedTokenModel
+from asa.zero import DeepSpeedEngine
 from pretrain.objective import ReplacedTokens, add
 from tests.asa.encoders import tiny
 from tests.contract.worker import ACCUMULATIONS, CPU, ENGINES, LENGTH, OPTIM, ROWS, STEPS, micro_batch

@@ -1,0 +1,208 @@
+"""DeepSpeed's engine, ZeRO 0 to 3. The only file that imports deepspeed."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asa import dist
+from asa.batch import Batch
+from asa.engine import Precision, State, StepStats, _Passes, set_rate
+from asa.errors import WorkError
+from asa.model import Output, TaskModel
+from asa.optim import ClippingAdamW, OptimConfig, PartNorms, build_optimizer, set_updates, start
+from asa.signal import Perturb, Tap
+from asa.zero_settings import MIN_LOSS_SCALE, deepspeed_settings
+
+SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # what changes of DeepSpeed's loss scalers
+
+
+class DeepSpeedEngine(_Passes):
+    """DeepSpeed ZeRO 0 to 3 with the accumulation window in our hands.
+
+    DeepSpeed's own window keeps only the last backward before step() on ZeRO 1 and 2; unmanaged accumulation is exact.
+    """
+
+    def __init__(
+        self,
+        module: TaskModel,
+        optim: OptimConfig,
+        steps: int,
+        device: torch.device,
+        zero: int,
+        precision: Precision,
+        micro_batch: int,
+        offload: bool = False,
+    ) -> None:
+        """Args: offload keeps the optimizer's state and its work on the CPU (ZeRO 1 to 3)."""
+        import deepspeed
+
+        # On a CPU it would try which of its C++ parts compile, and build the one for inference's all-reduce: a minute,
+        # and a lock left behind by a process that is killed meanwhile. Training calls none of them.
+        cast(Any, deepspeed.ops).__compatible_ops__ = {}
+        super().__init__(module, optim, steps, device)
+        self._zero, self._half, self.partitioned = zero, precision != "fp32", zero == 3
+        settings = deepspeed_settings(optim, zero, precision, micro_batch, offload)
+        self._adam: torch.optim.Optimizer
+        if zero == 0 and not self._half:
+            # The one mode where DeepSpeed clips without telling the norm, and updates by whatever the gradient is.
+            settings["gradient_clipping"] = 0.0
+            self._adam = ClippingAdamW(module, optim)
+        else:
+            self._adam = build_optimizer(module, optim, fused=offload or None)
+        # While it is built, DeepSpeed's ZeRO 0 in half precision makes an update, whose weight decay would be applied.
+        set_rate(self._adam, 0.0)
+        self._engine, optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
+        self._optimizer = cast(Any, optimizer)
+        self._norms = PartNorms(self._adam, partitioned=zero > 0)
+        self._wholes = self._whole_masters() if zero == 0 else {}
+        start(self._adam, self._updated())
+        if zero in (1, 2):
+            self._optimizer._lazy_init_hp_params_optimizer_state()
+        self._update_scale = None
+        if precision == "fp16":
+            # DeepSpeed changes the scale between the check of the gradients and their division by it.
+            self._update_scale = self._optimizer._update_scale
+            self._optimizer._update_scale = lambda overflow: None
+
+    def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        self._restore_dropout()
+        return self._engine(batch, perturb, tap)
+
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
+        # On their way through a half-precision model small gradients vanish, and adversaries have small ones.
+        scale = 1.0 if scaled else self._loss_scale()
+        return tuple(gradient.float() / scale for gradient in super().ascend(loss * scale, wrt))
+
+    def backward(self, loss: Tensor) -> None:
+        # DeepSpeed averages over ranks; our losses are shares of a sum. On ZeRO 0 it divides by the loss scale only.
+        scale = self._loss_scale() if self._zero == 0 else 1.0
+        self._engine.backward(self._vetoed(loss) * (dist.world() * scale))
+
+    def step(self, norms: bool = False) -> StepStats:
+        rate, scale = self._next_rate(), self._loss_scale()
+        set_rate(self._optimizer, rate)
+        self._norms.listen(norms)
+        self._engine.step()
+        self._clear()
+        applied = self._engine.was_step_applied()
+        self.applied += int(applied)
+        if self._update_scale is not None:
+            if not applied and scale <= MIN_LOSS_SCALE:
+                raise WorkError(
+                    f"the fp16 gradient is not finite even at the smallest loss scale, {MIN_LOSS_SCALE};"
+                    " set --precision bf16 or fp32, or lower --optim.lr, and start from an older checkpoint"
+                )
+            self._update_scale(not applied)
+        norm = self._engine.get_global_grad_norm()
+        assert norm is not None
+        if self._zero == 0:
+            norm = norm / scale  # alone of all it tells the norm as scaled
+        return StepStats(applied, norm, rate, scale, *(self._norms.read(norm) if applied else (None, None)))
+
+    def _loss_scale(self) -> float:
+        return float(getattr(self._optimizer, "loss_scale", 1.0))
+
+    def _clear(self) -> None:
+        """Gradients of parameters that the next backward may not reach, which DeepSpeed leaves to be overwritten."""
+        if self.partitioned:
+            self._optimizer.grad_partitions_flat_buffer.zero_()
+        for p in self._updated():
+            if p.grad is not None:
+                p.grad.zero_()
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.full_state() if self.partitioned else super().weights()
+
+    def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
+        from deepspeed.runtime.zero import GatheredParameters
+
+        for name, p in self.module.named_parameters():
+            if p.requires_grad:
+                yield name, self._whole(p, state)
+            elif state == "weights":
+                with GatheredParameters([p], enabled=self.partitioned):
+                    yield name, p.detach()
+
+    def restore(self, state: State, parts: Iterable[tuple[str, Tensor]]) -> None:
+        mine = dict(self.module.named_parameters())
+        for name, part in parts:
+            if mine[name].requires_grad:
+                self._set(mine[name], state, part)
+        if state == "weights":
+            self._follow_masters()
+
+    def counters(self) -> dict[str, Any]:
+        scaler = self._scaler()
+        return {"applied": self.applied, "scaler": {key: vars(scaler)[key] for key in SCALER if key in vars(scaler)}}
+
+    def set_counters(self, counters: dict[str, Any]) -> None:
+        self.applied = counters["applied"]
+        set_updates(self._adam, self.applied)
+        scaler = self._scaler()
+        for key in vars(scaler).keys() & counters["scaler"].keys():
+            setattr(scaler, key, counters["scaler"][key])
+
+    def _scaler(self) -> Any:
+        """What holds the state of the dynamic loss scale; an empty thing outside FP16."""
+        if self._update_scale is None:
+            return SimpleNamespace()
+        return self._optimizer.loss_scale_config if self._zero == 0 else self._optimizer.loss_scaler
+
+    def _updated(self) -> list[Tensor]:
+        """The fp32 tensors that AdamW updates: parameters, their fp32 copies, or this rank's part of all in a row."""
+        if self.partitioned:
+            return self._optimizer.fp32_partitioned_groups_flat
+        return [p for group in self._adam.param_groups for p in group["params"]]
+
+    def _whole_masters(self) -> dict[nn.Parameter, Tensor]:
+        """ZeRO 0: the fp32 weight of each parameter, which outside half precision is the parameter."""
+        if not self._half:
+            return {p: p for p in self.module.parameters()}
+        pairs = zip(self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True)
+        return {p: master for low, high in pairs for p, master in zip(low, high, strict=True)}
+
+    def _whole(self, p: nn.Parameter, state: State) -> Tensor:
+        """On ZeRO 0 the tensor itself, else gathered from all ranks."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        if self._zero == 0:
+            master = self._wholes[p]
+            return (master if state == "weights" else self._adam.state[master][state]).detach()
+        whole = safe_get_full_fp32_param(p) if state == "weights" else safe_get_full_optimizer_state(p, state)
+        assert whole is not None, f"DeepSpeed has no {state} of a parameter of shape {tuple(p.shape)}"
+        return whole.detach()
+
+    def _set(self, p: nn.Parameter, state: State, value: Tensor) -> None:
+        from deepspeed.utils import (
+            safe_set_full_fp32_param,
+            safe_set_full_optimizer_state,
+            safe_set_local_fp32_param,
+            safe_set_local_optimizer_state,
+        )
+
+        if self._zero == 0:
+            self._whole(p, state).copy_(value)
+            return
+        if self.partitioned:
+            # Not by its functions for whole tensors, which fail where the ranks' shares are not of one size.
+            size = cast(Any, p).ds_tensor.numel()
+            value = F.pad(value.flatten(), (0, size * dist.world() - value.numel()))
+            value = value.narrow(0, size * dist.rank(), size)
+        weights = safe_set_local_fp32_param if self.partitioned else safe_set_full_fp32_param
+        averages = safe_set_local_optimizer_state if self.partitioned else safe_set_full_optimizer_state
+        weights(p, value) if state == "weights" else averages(p, value, state)
+
+    def _follow_masters(self) -> None:
+        """Make the weights that are computed with from the fp32 ones, as a step does."""
+        if self._zero == 0:
+            for p, master in self._wholes.items():
+                p.data.copy_(master)
+        elif self.partitioned:
+            for group in range(len(self._optimizer.fp16_groups)):
+                self._optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        else:
+            self._optimizer.update_lp_params()

@@ -1,0 +1,77 @@
+"""What a method does with one micro-batch: its passes and their FLOPs, counted on tensors without contents."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.flop_counter import FlopCounterMode
+
+from asa.batch import Batch
+from asa.engine import PlainEngine
+from asa.methods import At
+from asa.model import TaskModel
+from asa.optim import OptimConfig
+from benchmarks.steps import Backward, cycle, method_of
+
+
+class Cost(NamedTuple):
+    """Of one micro-batch, with all its replays; where a method's steps differ, their mean.
+
+    forwards: begun passes, a teacher's and those that end at the first block included. backwards: all;
+    weight_backwards: those that reach the weights. flops: of matrix products.
+    """
+
+    forwards: float
+    backwards: float
+    weight_backwards: float
+    flops: float
+
+
+class CountingEngine(PlainEngine):
+    """Passes on the bare module, which has what costs matrix products; updates nothing."""
+
+    def __init__(self, module: TaskModel) -> None:
+        super().__init__(module, OptimConfig(), 1_000_000, torch.device("cpu"))
+        self.backwards = 0
+
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
+        self.backwards += 1
+        return super().ascend(loss, wrt, scaled)
+
+    def backward(self, loss: Tensor) -> None:
+        self.backwards += 1
+        loss.backward()
+
+    @contextmanager
+    def same_dropout(self) -> Iterator[None]:
+        # The random state has contents, which the tensors here lack.
+        yield
+
+
+def cost(module: TaskModel, name: str, batch: Batch) -> Cost:
+    """What method `name` costs; to be called under a FakeTensorMode that module and batch were made in."""
+    engine, method, steps = CountingEngine(module), method_of(name), cycle(name)
+    begun: list[nn.Module] = []
+    hook = register_module_forward_pre_hook(lambda one, _: begun.append(one) if isinstance(one, TaskModel) else None)
+
+    def work() -> None:
+        for _ in range(steps):
+            for replay in range(method.replays):
+                method.backward(engine, batch, At(0, replay))
+                method.after_step(engine)
+
+    try:
+        flops = count(work)
+    finally:
+        hook.remove()
+    return Cost(len(begun) / steps, engine.backwards / steps, method.passes * method.replays, flops / steps)
+
+
+def count(work: Backward) -> int:
+    """FLOPs of the matrix products in `work`, 2 per multiply-add."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()

@@ -1,0 +1,169 @@
+"""What it costs to keep a pre-training run safe and visible: stop flag, log line, checkpoints, resuming.
+
+Two processes train as they do under the launcher, on the GPUs where there is one for each and else on the CPU; between
+its steps each of the parts is timed by itself, since beside a step's own scatter a hundredth of it could not be seen.
+A CPU's kernels give the same bits every time, so the line on deterministic ones is there for GPUs only.
+"""
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch.multiprocessing.spawn import spawn
+
+from asa import checkpoint, dist
+from asa.config import config
+from asa.record import Record
+from cli import parse
+from pretrain.config import PretrainConfig
+from pretrain.config import check as check_pretrain
+from pretrain.figures import Meter, figures
+from pretrain.loop import Session, update
+from pretrain.progress import progress_bar
+from pretrain.run import build, save
+from pretrain.stop import Stop
+from pretrain.watchdog import Watchdog
+
+STEP, DETERMINISTIC = "step", "step, deterministic"
+
+
+@config
+class UpkeepConfig:
+    """Time the parts of a pre-training run that are not training."""
+
+    data: Path
+    """Shard folder made by data_prep."""
+    model: Path
+    """Hugging Face folder that the shards were made for."""
+    processes: Annotated[int, Field(ge=1, le=16)] = 2
+    """Processes that train together, one core or GPU each."""
+    global_batch: Annotated[int, Field(ge=1)] = 64
+    """Rows of a step."""
+    micro_batch: Annotated[int, Field(ge=1)] = 32
+    """Rows of a forward pass at most."""
+    zero: Annotated[int, Field(ge=0, le=3)] = 2
+    """DeepSpeed ZeRO stage."""
+    rounds: Annotated[int, Field(ge=2)] = 9
+    """Timed rounds; in each, every part has its turn."""
+
+
+def upkeep(argv: list[str]) -> None:
+    """Cost of the stop flag, log lines, checkpoints and deterministic kernels of a pre-training run."""
+    request = parse(UpkeepConfig, argv, "python -m benchmarks upkeep")
+    with tempfile.TemporaryDirectory() as folder:
+        training = _training(request, Path(folder))
+        cuda = torch.cuda.device_count() >= request.processes
+        check_pretrain(training, request.processes, cuda)
+        os.environ |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        # Without it cuBLAS refuses to be deterministic.
+        os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if cuda else {"DS_ACCELERATOR": "cpu"}
+        os.environ["WORLD_SIZE"] = str(request.processes)
+        spawn(_rank, (request, training, cuda), request.processes)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _training(request: UpkeepConfig, out: Path) -> PretrainConfig:
+    return PretrainConfig(
+        data=request.data,
+        model=request.model,
+        out=out / "run",
+        global_batch=request.global_batch,
+        micro_batch=request.micro_batch,
+        zero=request.zero,  # type: ignore[arg-type]
+        keep=1,
+    )
+
+
+def _rank(rank: int, request: UpkeepConfig, training: PretrainConfig, cuda: bool) -> None:
+    """One process: prepares the run, and rank 0 prints."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init(cuda=cuda, launched=True)
+    run = build(training, device)
+    record = Record(training.out, {}, dist.is_main())
+    bar = progress_bar(training.method, 0, 10**6)
+    bar.disable = True
+    session = Session(run, record, bar, Stop(), Watchdog(0, None), Meter(run), 0.0)
+    seconds = measure(session, request.rounds)
+    if dist.is_main():
+        folder = checkpoint.complete(training.out / "checkpoints")[-1]
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        print(report(request, seconds, size, training.log_every))
+    record.close()
+    dist.close()
+
+
+def measure(session: Session, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each part in every round but the first."""
+    run = session.run
+    root = run.config.out / "checkpoints"
+
+    def step() -> None:
+        nonlocal last
+        last = update(session, log=True)
+        run.step += 1
+
+    def deterministic() -> None:
+        torch.use_deterministic_algorithms(True)
+        step()
+        torch.use_deterministic_algorithms(False)
+
+    def log() -> None:
+        session.record.log("train", run.step, figures(run, *last, session.meter))
+
+    def load() -> None:
+        checkpoint.load(checkpoint.complete(root)[-1], run.engine, run.method)
+
+    last = update(session, log=True)
+    works: dict[str, Callable[[], object]] = {
+        STEP: step,
+        **({DETERMINISTIC: deterministic} if run.device.type == "cuda" else {}),
+        "stop flag, each step": session.stop.agreed,
+        "log line, each log_every": log,
+        "checkpoint, save": lambda: save(run, 0.0),
+        "checkpoint, load": load,
+    }
+    found: dict[str, list[float]] = {part: [] for part in works}
+    for round_ in range(rounds + 1):
+        session.meter.steps += 1
+        for part, work in works.items():
+            dist.barrier()
+            began = time.perf_counter()
+            work()
+            if run.device.type == "cuda":
+                torch.cuda.synchronize()
+            if round_:
+                found[part].append(time.perf_counter() - began)
+    return found
+
+
+def report(request: UpkeepConfig, seconds: dict[str, list[float]], size: int, log_every: int) -> str:
+    """A line for each part: milliseconds, and per step as a share of it."""
+    step = median(seconds[STEP])
+    lines = [
+        f"{request.model.name}, ASA, ZeRO {request.zero}, {request.processes} processes, {request.global_batch} rows a"
+        f" step; milliseconds, median (least to most) of {request.rounds}; checkpoint {size / 1e6:.1f} MB"
+    ]
+    for part, found in seconds.items():
+        often = log_every if "log" in part else 1
+        share = (
+            f"{median(found) / step / often:9.3%} of a step" if "each" in part else f"{median(found) / step:9.2f} steps"
+        )
+        lines.append(
+            f"{part:26s} {1e3 * median(found):9.2f} ({1e3 * min(found):.2f} to {1e3 * max(found):.2f}) {share}"
+        )
+    return "\n".join(lines)

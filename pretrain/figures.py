@@ -1,0 +1,92 @@
+"""The figures of a log line: loss terms, norms, rates, memory."""
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from asa import dist
+from asa.engine import Precision, StepStats
+from asa.record import numbers
+from pretrain.objective import Terms
+from pretrain.run import Run
+
+# Dense matrix products per second of a device, from the makers' data sheets, by a part of its name and arithmetic.
+# fp32 is that of the ordinary units: torch uses TF32 only where it is asked to.
+PEAKS: dict[str, dict[Precision, float]] = {
+    "H200": {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12},
+    "H100": {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12},
+    "A100": {"fp16": 312e12, "bf16": 312e12, "fp32": 19.5e12},
+    "L40S": {"fp16": 362e12, "bf16": 362e12, "fp32": 91.6e12},
+    "RTX 4090": {"fp16": 165e12, "bf16": 165e12, "fp32": 82.6e12},
+    "V100": {"fp16": 125e12, "fp32": 15.7e12},
+    "T4": {"fp16": 65e12, "fp32": 8.1e12},
+}
+
+
+class Meter:
+    """Steps per second between log lines, evaluation and saving left out, and the work of a step."""
+
+    def __init__(self, run: Run) -> None:
+        self.steps, self._start = 0, time.perf_counter()
+        self.peak = peak(run.device, run.config.precision)
+        self.flops = 0  # of this rank's share of a step; counted once, where the peak is known
+
+    def rate(self) -> float | None:
+        """Steps per second since the last call; None where no step was timed. The caller has waited for the device."""
+        now = time.perf_counter()
+        rate = self.steps / (now - self._start) if self.steps else None
+        self.steps, self._start = 0, now
+        return rate
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - before
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Inside, the first time, matrix products are counted, and the time is not: counting is slow."""
+        if self.flops or not self.peak:
+            yield
+            return
+        with self.paused(), FlopCounterMode(display=False) as counter:
+            yield
+        self.flops = counter.get_total_flops()
+        self.steps -= 1
+
+
+def peak(device: torch.device, precision: Precision) -> float | None:
+    """FLOPs per second that the device could do; None where its data sheet is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((figures.get(precision) for key, figures in PEAKS.items() if key in name), None)
+
+
+def figures(run: Run, terms: Terms, stats: StepStats, meter: Meter) -> dict[str, Any]:
+    """What a log line says of the step. All ranks call it."""
+    # Terms may share a tensor (plain MLM: the loss is the task), which must not be summed twice.
+    values: dict[str, Any] = dict(numbers({name: dist.sum_(term.clone()) for name, term in terms.items()}))
+    norms = {"": stats.grad_norm, "_model": stats.model_norm, "_adversary": stats.adversary_norm}
+    values |= {f"grad_norm{part}": float(norm) for part, norm in norms.items() if norm is not None}
+    values |= {"lr": stats.lr, "loss_scale": stats.loss_scale, "skipped": run.faults.skipped}
+    values["memory_gb"] = memory(run.device)
+    rate = meter.rate()
+    if rate is not None:
+        values["tokens_per_s"] = run.tokens_per_step * rate
+    if rate is not None and meter.peak and meter.flops:
+        values["mfu"] = meter.flops * rate / meter.peak
+    return values
+
+
+def memory(device: torch.device) -> float:
+    """Largest memory of this process so far, in GB: the device's, or the host's where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

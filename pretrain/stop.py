@@ -1,0 +1,36 @@
+"""SIGTERM and SIGINT ask the run to stop in order: a request to any one rank is known to all of them after the step."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from asa import dist
+
+
+class Stop:
+    """Whether a signal has come, to this rank or another."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._interrupts = 0
+
+    @contextmanager
+    def caught(self) -> Iterator["Stop"]:
+        """Inside, a signal is only noted. A second SIGINT interrupts at once, as one who presses Ctrl-C again means."""
+
+        def note(number: int, frame: object) -> None:
+            self.asked = True
+            self._interrupts += number == signal.SIGINT
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def agreed(self) -> bool:
+        """The answer that all ranks get; all of them must ask. A few bytes between hosts: no device waits for it."""
+        return dist.any_(self.asked)

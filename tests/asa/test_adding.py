@@ -1,0 +1,96 @@
+"""docs/adding-a-method.md works as printed: its file is a method, its commands are requests, the contract holds."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asa.errors import RequestError
+from asa.methods import METHODS, At, MethodsConfig
+from cli import parse
+from finetune.config import FinetuneConfig
+from pretrain.config import PretrainConfig
+from tests.asa import test_methods as contract
+from tests.asa.conftest import KINDS, tiny_batch, tiny_engine, tiny_module
+from tests.test_layout import LOOPS_ALONE
+
+PAGE = Path("docs/adding-a-method.md").read_text()
+NAME = "sign_step:Sign"
+
+
+@pytest.fixture
+def method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The page's file where Python finds it; the name by which its method is asked for."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "sign_step.py").write_text(code)
+    assert [word for word in LOOPS_ALONE if word in code] == []
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sign_step", raising=False)
+    monkeypatch.setitem(METHODS, NAME, None)
+    del METHODS[NAME]
+    flags = re.findall(r"python -m finetune run (.*)", PAGE)[0].split()
+    assert parse(FinetuneConfig, flags, "prog").methods == ("vanilla", NAME)
+    return NAME
+
+
+def test_its_commands_are_requests_and_carry_its_settings(method: str) -> None:
+    for stage, prefix in ((FinetuneConfig, "finetune run "), (PretrainConfig, "launch pretrain ")):
+        flags = re.findall(rf"python -m {prefix}(.*)", PAGE)[0].split()
+        assert METHODS[method](parse(stage, flags, "prog")).size == 0.02  # type: ignore[attr-defined]
+
+
+def test_it_trains(method: str) -> None:
+    engine, built = tiny_engine(tiny_module("classification")), METHODS[method](MethodsConfig())
+    losses = []
+    for _ in range(8):
+        losses.append(built.backward(engine, tiny_batch("classification"), At(0, 0))["loss"])
+        engine.step()
+        built.after_step(engine)
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_keeps_the_contract(method: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    contract.test_without_strength_every_method_is_plain_training(method, kind)
+    contract.test_a_method_leaves_the_weights_alone_and_counts_its_backwards(method, kind)
+    if kind == "mlm":
+        contract.test_with_strength_none_is(method)
+        contract.test_a_methods_state_comes_back_bit_for_bit_and_goes_on_alike(method)
+        contract.test_an_examples_part_does_not_depend_on_the_rest_of_the_batch(method, monkeypatch)
+    last = contract.run(method, kind, contract.LOUD)[0].deltas[-1]
+    assert last.abs().max() == pytest.approx(0.1)
+    assert last[tiny_batch(kind).pad_BL].count_nonzero() == 0
+
+
+def test_a_wrong_setting_is_explained(method: str) -> None:
+    with pytest.raises(RequestError, match="did you mean 'size'"):
+        METHODS[method](MethodsConfig(outside={"siz": 0.1}))
+
+
+NO_BUILDERS = {
+    "no_such_module:Sign": "ModuleNotFoundError",
+    "sign_step:Nothing": "AttributeError",
+    ".sign_step:Sign": "TypeError",
+    "failing:Sign": "ZeroDivisionError",
+    "torn:Sign": "SyntaxError",
+    "ending:Sign": "SystemExit",
+    "sign_step:__doc__": "not callable",
+}
+
+
+@pytest.mark.parametrize("name", NO_BUILDERS)
+def test_a_builder_that_is_not_there_is_a_wrong_request(
+    method: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module, code in (("failing", "1 / 0"), ("torn", "def"), ("ending", "raise SystemExit(3)")):
+        (tmp_path / f"{module}.py").write_text(code)
+    with pytest.raises(SystemExit) as exit_:
+        parse(FinetuneConfig, ["--config", "configs/finetune/quickstart.yaml", "--methods", name], "prog")
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err
+    assert "allowed: MODULE:BUILDER" in said
+    assert NO_BUILDERS[name] in said
+    assert said.count("\n") == 1
+    assert name not in METHODS

@@ -1,0 +1,67 @@
+"""A disk that is really full while two processes save: each is told, and the older checkpoint is whole."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.asa.disk_worker import SHARES
+
+PLACES = 2_000_000
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={PLACES}", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture(scope="module")
+def told(disk: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the two processes met with."""
+    out = tmp_path_factory.mktemp("told")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    done = subprocess.run(
+        [*command, "-m", "tests.asa.disk_worker", str(disk), str(out)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_every_rank_is_told_and_only_the_older_checkpoint_is_left(told: list[dict[str, Any]], share: float) -> None:
+    for found in told:
+        kind, message = found[str(share)]["error"]
+        assert kind == "SaveFailed"
+        assert f"errno {errno.ENOSPC}" in message
+        assert "step-2" in message
+        assert found[str(share)]["left"] == [["step-1"], True]
+
+
+def test_a_weight_that_is_not_finite_is_named_on_every_rank_and_not_saved(told: list[dict[str, Any]]) -> None:
+    for found in told:
+        kind, message = found["nan"]
+        assert kind == "WorkError"
+        assert "word_embeddings.weight is not finite" in message
+
+
+def test_with_room_again_the_same_process_saves_and_rotates(told: list[dict[str, Any]]) -> None:
+    assert [found["after"] for found in told] == [["step-2"], ["step-2"]]

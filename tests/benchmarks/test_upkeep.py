@@ -1,0 +1,25 @@
+"""The cost of keeping a run is measured on a real one; how long anything takes is not tested."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.upkeep import upkeep
+from tests.pretrain.conftest import model, shards
+
+__all__ = ["model", "shards"]  # fixtures
+
+
+def test_every_part_has_its_line(
+    model: Path, shards: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "DS_ACCELERATOR"):
+        monkeypatch.setenv(name, "")  # the benchmark sets it, and afterwards it is as before
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    settings = {"data": shards, "model": model, "processes": 1, "rounds": 2, "global_batch": 8, "micro_batch": 4}
+    upkeep([part for name, value in settings.items() for part in (f"--{name}", str(value))])
+    head, *lines = [line for line in capfd.readouterr().out.splitlines() if "(" in line or "milliseconds" in line]
+    assert "1 processes, 8 rows a step" in head
+    parts = ["step", "stop flag, each step", "log line, each log_every", "checkpoint, save", "checkpoint, load"]
+    assert [line[:26].strip() for line in lines] == parts

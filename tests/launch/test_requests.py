@@ -1,0 +1,220 @@
+"""Wrong requests end with one line before any process starts; --dry_run shows what would be run."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from asa import checkpoint, manifest, record
+from asa.config import field_names, save_yaml
+from asa.errors import RequestError
+from finetune.config import FinetuneConfig
+from launch.command import deepspeed_command
+from launch.nodes import Nodes
+from launch.options import ClusterOptions
+from pretrain.config import PretrainConfig
+from tests.finetune.conftest import Make, make, model_folder, task_folder
+from tests.launch.conftest import Answer, Ask, program
+from tests.pretrain.conftest import make_model
+
+__all__ = ["make", "model_folder", "task_folder"]  # fixtures
+
+
+def assert_refused(done: Answer, code: int, expected: str) -> None:
+    assert done.code == code, done.err
+    assert expected in done.err
+    assert len(done.err.strip().splitlines()) == 1, done.err
+
+
+class Wrong(NamedTuple):
+    """A request that must be refused; BAD in a flag stands for the folder of broken inputs."""
+
+    flags: list[str]
+    code: int
+    expected: str
+
+
+HOSTS = ["--hostfile", "BAD/hosts"]
+SLURM = ["--slurm", "--nproc", "1"]
+WRONG = {
+    "misspelt key": Wrong(["--optim.lrr", "3"], 2, "did you mean 'optim.lr'"),
+    "value out of range": Wrong(["--optim.lr", "3"], 2, "allowed: 0 < lr <= 1, set --optim.lr"),
+    "no steps": Wrong(["--steps", "0"], 2, "allowed: 1 <= steps"),
+    "unknown method": Wrong(["--method", "freelbb"], 2, "vanilla"),
+    "fp16 without a GPU": Wrong(["--precision", "fp16"], 2, "--precision fp32"),
+    "no processes": Wrong(["--nproc", "0"], 2, "set --nproc"),
+    "processes that are no number": Wrong(["--nproc=two"], 2, "set --nproc"),
+    "processes left open": Wrong(["--nproc"], 2, "--nproc needs a value"),
+    "more processes than cores": Wrong(["--nproc", "3"], 2, "allowed: 1 to 2"),
+    "no such shards": Wrong(["--data", "nowhere"], 2, "--data"),
+    "unfinished shards": Wrong(["--data", "BAD/unfinished"], 2, "has no manifest.json"),
+    "another tokenizer": Wrong(["--model", "BAD/other-words"], 2, "another tokenizer"),
+    "unsupported family": Wrong(["--model", "BAD/family"], 2, "gpt2"),
+    "no weights": Wrong(["--model", "BAD/no-weights"], 2, "has no weights"),
+    "unequal shares": Wrong(["--global_batch", "7", "--nproc", "2"], 2, "set --global_batch"),
+    "damaged shards": Wrong(["--data", "BAD/flipped", "--nproc", "2"], 1, "is damaged"),
+    "no hostfile": Wrong(["--hostfile", "nowhere"], 2, "no file nowhere"),
+    "hostfile without slots": Wrong(["--hostfile", "BAD/words"], 2, "line 2: 'one slots=many'"),
+    "a machine twice": Wrong(["--hostfile", "BAD/twice"], 2, "line 3: 127.0.0.1 a second time"),
+    "hostfile of comments": Wrong(["--hostfile", "BAD/empty"], 2, "names no machine"),
+    "hostfile and nproc": Wrong([*HOSTS, "--nproc", "1"], 2, "leave --nproc out"),
+    "node beyond the hostfile": Wrong([*HOSTS, "--node_rank", "2"], 2, "allowed: 0 to 1"),
+    "node before the hostfile": Wrong([*HOSTS, "--node_rank=-1"], 2, "allowed: 0 <= node_rank"),
+    "node without hostfile": Wrong(["--node_rank", "0"], 2, "--hostfile"),
+    "more slots than cores": Wrong([*HOSTS, "--node_rank", "1"], 2, "slots=6, but this machine has 2"),
+    "first machine unknown": Wrong(["--hostfile", "BAD/unknown", "--node_rank", "1"], 2, "set --master_addr"),
+    "unequal shares of machines": Wrong(["--hostfile", "BAD/three", "--node_rank", "0"], 2, "3 processes"),
+    "port out of range": Wrong([*HOSTS, "--master_port", "80"], 2, "allowed: 1024 <= master_port <= 65535"),
+    "slurm without nproc": Wrong(["--slurm"], 2, "set --nproc"),
+    "slurm and hostfile": Wrong([*SLURM, *HOSTS], 2, "leave --hostfile out"),
+    "slurm and a node": Wrong([*SLURM, "--node_rank", "0"], 2, "--hostfile"),
+    "slurm for unequal shares": Wrong([*SLURM, "--nodes", "3"], 2, "3 processes"),
+    "slurm and a time of words": Wrong([*SLURM, "--time", "long"], 2, "set --time"),
+    "slurm and no option": Wrong([*SLURM, "--sbatch", "account=x"], 2, "--sbatch"),
+    "nodes without slurm": Wrong(["--nodes", "2"], 2, "--slurm"),
+    "a checkpoint that lacks a file": Wrong(["--out", "BAD/cut"], 1, "lacks model.safetensors"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders and files that are each broken in one way."""
+    folder = tmp_path_factory.mktemp("bad")
+    (shutil.copytree(shards, folder / "unfinished") / manifest.NAME).unlink()
+    flip_a_byte(next(shutil.copytree(shards, folder / "flipped").glob("train-*.arrow")))
+    make_model(folder / "other-words", extra_words=3)
+    (shutil.copytree(model, folder / "no-weights") / "model.safetensors").unlink()
+    settings = shutil.copytree(model, folder / "family") / "config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_type": "gpt2"}))
+    (folder / "hosts").write_text("# two machines\n127.0.0.1 slots=2\n\nother slots=6  # more\n")
+    (folder / "words").write_text("127.0.0.1 slots=2\none slots=many\n")
+    (folder / "twice").write_text("127.0.0.1 slots=1\nb slots=1\n127.0.0.1 slots=1\n")
+    (folder / "empty").write_text("\n# nobody\n")
+    (folder / "unknown").write_text("no-such-machine.invalid slots=1\n127.0.0.1 slots=1\n")
+    (folder / "three").write_text("127.0.0.1 slots=1\nb slots=2\n")
+    cut_checkpoint(folder / "cut")
+    return folder
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut_checkpoint(run: Path) -> None:
+    """A run folder whose only checkpoint lacks a file that its manifest lists."""
+    newest = run / "checkpoints" / "step-2"
+    newest.mkdir(parents=True)
+    (newest / "model.safetensors").write_bytes(b"weights")
+    manifest.write(newest, checkpoint.KIND, {"step": 2})
+    (newest / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_request_ends_with_one_line_before_anything_is_written(
+    name: str, ask: Ask, config: Path, bad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(host: str, *_: object) -> None:
+        if host.endswith(".invalid"):  # without asking the network, which may take long to deny it
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    flags = [flag.replace("BAD", str(bad)) for flag in WRONG[name].flags]
+    done = ask("pretrain", "--config", config, "--out", tmp_path / "run", *flags)
+    assert_refused(done, WRONG[name].code, WRONG[name].expected)
+    assert not (tmp_path / "run").exists()
+    assert not (bad / "cut" / record.NAME).exists()
+
+
+def test_fine_tuning_by_an_unknown_method_is_refused_before_anything_is_trained(
+    make: Make, ask: Ask, tmp_path: Path
+) -> None:
+    config = make()
+    save_yaml(config, tmp_path / "tune.yaml")
+    done = ask("finetune", "--config", tmp_path / "tune.yaml", "--methods", "vanilla,freelp")
+    assert_refused(done, 2, "no method 'freelp'; did you mean 'freelb'?")
+    assert_refused(ask("finetune", "--config", tmp_path / "tune.yaml", "--hostfile", "x"), 2, "unknown key 'hostfile'")
+    assert not config.out.exists()
+
+
+def test_machines_that_pdsh_does_not_reach_are_refused(
+    ask: Ask, config: Path, bad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    done = ask("pretrain", "--config", config, "--hostfile", bad / "hosts")
+    assert_refused(done, 2, "not installed")
+    program(tmp_path / "bin", "pdsh", "#!/bin/sh\necho 'other: ssh: connect to host other: refused' >&2\nexit 255\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    done = ask("pretrain", "--config", config, "--hostfile", bad / "hosts")
+    assert_refused(done, 2, "other: ssh: connect to host other: refused")
+    program(tmp_path / "bin", "pdsh", "#!/bin/sh\necho 'other: Welcome' >&2\n")
+    assert ask("pretrain", "--config", config, "--hostfile", bad / "hosts", "--dry_run").code == 0
+    (tmp_path / "file").touch()
+    done = ask("pretrain", "--config", config, "--hostfile", bad / "hosts", "--out", tmp_path / "file" / "run")
+    assert_refused(done, 1, "cannot write")
+
+
+VISIBLE = {
+    "": "--num_accelerators 2",
+    "2,3": "--include localhost:2,3",
+    "4, 0,6": "--include localhost:4,0",
+}
+
+
+def test_the_gpus_that_the_caller_names_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command() -> str:
+        return " ".join(deepspeed_command(ClusterOptions(), Nodes({"localhost": 2}, node=0), ["pretrain", "run"]))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for visible, expected in VISIBLE.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert f"deepspeed {expected} --master_port" in command()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5a1b")
+    with pytest.raises(RequestError, match="CUDA_VISIBLE_DEVICES = GPU-5a1b: allowed: numbers"):
+        command()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "--num_accelerators 2" in command()
+
+
+HERE = [
+    (["--nproc", "1"], "deepspeed --num_accelerators 1 --master_port"),
+    (
+        ["--hostfile", "BAD/hosts", "--node_rank", "0"],
+        "--master_addr 127.0.0.1 --master_port 29500 --no_ssh --node_rank 0",
+    ),
+    (
+        ["--hostfile=BAD/hosts", "--node_rank=0", "--master_addr=10.0.0.1", "--master_port=4000"],
+        "--master_addr 10.0.0.1 --master_port 4000",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "expected"), HERE)
+def test_a_dry_run_shows_the_command_line_alone(
+    flags: list[str], expected: str, ask: Ask, config: Path, bad: Path, tmp_path: Path
+) -> None:
+    own = ["--config", str(config), "--out", str(tmp_path / "run")]
+    done = ask("pretrain", *own, *[flag.replace("BAD", str(bad)) for flag in flags], "--dry-run")
+    assert done.code == 0, done.err
+    assert expected in done.out
+    assert "DS_ACCELERATOR=cpu" in done.out
+    assert done.out.strip().endswith("--module pretrain run " + " ".join(own))
+    assert not (tmp_path / "run").exists()
+
+
+def test_help_lists_the_launchers_flags_after_the_stages(ask: Ask) -> None:
+    done = ask("pretrain", "--help")
+    assert done.code == 0
+    stage, own = done.out.split("the launcher's own flags")
+    assert "--steps" in stage
+    assert [f"--{name}" for name in field_names(ClusterOptions) if f"  --{name}\n      " not in own] == []
+
+
+def test_no_flag_of_the_launcher_is_also_a_key_of_a_stage() -> None:
+    for stage in (PretrainConfig, FinetuneConfig):
+        assert set(field_names(ClusterOptions)) & set(field_names(stage)) == set()

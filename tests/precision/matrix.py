@@ -1,0 +1,222 @@
+"""One process of the matrix: ZeRO stage x offload x precision x accumulation x recomputation; results to JSON.
+
+Each case trains, is saved, and continues both as it is and from the checkpoint in another engine; it also gets a
+gradient that is not finite. It is compared with the plain engine, which on as many processes draws the same dropout.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import torch
+import torch.distributed as torch_dist
+from torch import Tensor
+
+from asa import checkpoint, dist
+from asa.adversary import ASAConfig
+from asa.batch import Batch
+from asa.engine import Engine, PlainEngine, Precision, State, StepStats
+from asa.errors import WorkError
+from asa.methods import METHODS, At, MethodsConfig
+from asa.optim import OptimConfig
+from asa.zero import DeepSpeedEngine
+from tests.asa.conftest import ROWS, tiny_batch, tiny_module, tiny_tokenizer
+from tests.precision.worker import let_cpu_do_fp16
+
+BEFORE, STEPS = 2, 4
+# A large eps keeps Adam from turning rounding noise of near-zero gradients into whole steps.
+OPTIM = OptimConfig(lr=1e-2, warmup=0.5, eps=1e-3)
+SCALE = 256.0  # FP16's first scale, 65536, overflows on so small a model
+CPU = torch.device("cpu")
+Stage = Literal["plain", 0, 1, 2, 3]
+
+
+class Case(NamedTuple):
+    stage: Stage
+    offload: bool
+    precision: Precision
+    slots: int
+    recompute: bool
+
+    @property
+    def name(self) -> str:
+        return "-".join(map(str, self))
+
+    @property
+    def reference(self) -> "Case":
+        return Case("plain", False, "fp32", self.slots, self.recompute)
+
+
+def every() -> list[Case]:
+    """All that DeepSpeed supports."""
+    whole = product((0, 1, 2, 3), (False, True), get_args(Precision), (1, 2), (False, True))
+    return [Case(*case) for case in whole if case[0] or not case[1]]
+
+
+THIN = (
+    Case(0, False, "fp32", 1, False),
+    Case(0, False, "bf16", 2, True),
+    Case(0, False, "fp16", 1, True),
+    Case(1, True, "fp32", 2, True),
+    Case(1, False, "bf16", 1, False),
+    Case(1, True, "fp16", 2, False),
+    Case(2, False, "fp32", 2, False),
+    Case(2, True, "bf16", 1, True),
+    Case(2, False, "fp16", 2, True),
+    Case(3, True, "fp32", 1, True),
+    Case(3, True, "bf16", 2, False),
+    Case(3, False, "fp16", 1, False),
+)
+"""Every pair of settings once."""
+
+
+def with_references(cases: Iterable[Case]) -> list[Case]:
+    return [*dict.fromkeys(case.reference for case in cases), *cases]
+
+
+def build(case: Case, seed: int) -> Engine:
+    module = tiny_module(asa=ASAConfig(tau=0.3), dropout=0.1, seed=seed).train()
+    if case.recompute:
+        module.model.activation_checkpointing_enable()
+    if case.stage == "plain":
+        return PlainEngine(module, OPTIM, STEPS, CPU)
+    engine = DeepSpeedEngine(module, OPTIM, STEPS, CPU, case.stage, case.precision, ROWS, case.offload)
+    if case.precision == "fp16":
+        engine.set_counters({"applied": 0, "scaler": {"cur_scale": SCALE}})
+    return engine
+
+
+def window(step: int, slots: int) -> Iterator[Batch]:
+    """This rank's micro-batches of a step."""
+    all_ = [
+        [tiny_batch(seed=1 + step + 100 * slot + 10_000 * rank) for slot in range(slots)]
+        for rank in range(dist.world())
+    ]
+    labels = sum(len(batch.labels) for mine in all_ for batch in mine)
+    for batch in all_[dist.rank()]:
+        yield replace(batch, total_rows=ROWS * slots * dist.world(), total_labels=labels)
+
+
+def train(engine: Engine, slots: int, first: int, last: int) -> list[float]:
+    """Losses of the steps, over all ranks."""
+    method, losses = METHODS["asa"](MethodsConfig()), []
+    for step in range(first, last):
+        dist.seed_all(step, dist.rank())
+        terms = [method.backward(engine, batch, At(slot, 0))["loss"] for slot, batch in enumerate(window(step, slots))]
+        losses.append(float(dist.sum_(torch.stack(terms).sum())))
+        assert engine.step(norms=True).applied
+    return losses
+
+
+def state_of(engine: Engine) -> dict[str, Tensor]:
+    states = cast(tuple[State, ...], get_args(State))
+    return {f"{state} {name}": p.float().cpu().clone() for state in states for name, p in engine.parts(state)}
+
+
+def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+def not_finite(engine: Engine) -> StepStats:
+    engine.backward(engine.forward(tiny_batch()).logits.float().sum() * float("nan"))
+    return engine.step(norms=True)
+
+
+class Reference(NamedTuple):
+    losses: list[float]
+    end: dict[str, Tensor]
+
+
+def run(case: Case, references: dict[Case, Reference], out: Path) -> dict[str, Any]:
+    engine, method = build(case, seed=0), METHODS["asa"](MethodsConfig())
+    losses = train(engine, case.slots, 0, BEFORE)
+    folder = checkpoint.save(out / case.name, BEFORE, engine, method, tiny_tokenizer(), {}, keep=1)
+    losses += train(engine, case.slots, BEFORE, STEPS)
+    end = state_of(engine)
+    other = build(case, seed=9)
+    checkpoint.load(folder if dist.is_main() else None, other, method)
+    calm = train(other, case.slots, BEFORE, BEFORE + 1)
+    before, counters = state_of(other), other.counters()
+    stats = not_finite(other)
+    skipped = {
+        "applied": stats.applied,
+        "norms": [stats.model_norm, stats.adversary_norm],
+        "changed": differing(before, state_of(other)),
+        "counted": other.counters()["applied"] - counters["applied"],
+    }
+    other.set_counters(counters)
+    again = calm + train(other, case.slots, BEFORE + 1, STEPS)
+    if case.stage == "plain":
+        references[case] = Reference(losses, end)
+    found = {
+        "losses": losses,
+        "again": again,
+        "differing": differing(end, state_of(other)),
+        "counters": [engine.counters(), other.counters()],
+        "skipped": skipped,
+    }
+    return found | compare(references[case.reference], losses, end)
+
+
+def compare(plain: Reference, losses: list[float], end: dict[str, Tensor]) -> dict[str, float]:
+    """Largest differences from the plain engine: of a weight, absolute, and of a loss, relative."""
+    weights = [float((end[name] - p).abs().max()) for name, p in plain.end.items() if name.startswith("weights")]
+    return {
+        "weights_off": max(weights),
+        "losses_off": max(abs(mine / its - 1) for mine, its in zip(losses, plain.losses, strict=True)),
+    }
+
+
+def scale_at(stage: Stage, **scaler: Any) -> Engine:
+    """An FP16 engine that does not clip, its loss scale's state as given."""
+    module = tiny_module(seed=3)
+    engine = DeepSpeedEngine(module, replace(OPTIM, clip=0.0), STEPS, CPU, cast(int, stage), "fp16", ROWS)
+    engine.set_counters({"applied": 0, "scaler": {"cur_scale": SCALE} | scaler})
+    return engine
+
+
+def growing(stage: Stage) -> dict[str, Any]:
+    """A step after which the scale grows, and the same one after which it does not."""
+    steady, growing = scale_at(stage), scale_at(stage, cur_iter=1000)
+    for engine in (steady, growing):
+        METHODS["vanilla"](MethodsConfig()).backward(engine, tiny_batch(), At(0, 0))
+    scales = [engine.step().loss_scale for engine in (steady, growing)]
+    after = [engine.counters()["scaler"]["cur_scale"] for engine in (steady, growing)]
+    return {"differing": differing(state_of(steady), state_of(growing)), "scales": scales, "after": after}
+
+
+def lowest(stage: Stage) -> str:
+    """What is said of an overflow at the smallest scale."""
+    try:
+        not_finite(scale_at(stage, cur_scale=1.0))
+    except WorkError as error:
+        return str(error)
+    return ""
+
+
+def run_all(cases: Iterable[Case], out: Path) -> dict[Case, dict[str, Any]]:
+    """What came of each case, and of the plain engine's that they are compared with."""
+    references: dict[Case, Reference] = {}
+    return {case: run(case, references, out) for case in with_references(cases)}
+
+
+def main(out: Path, which: str) -> None:
+    torch.set_num_threads(1)
+    let_cpu_do_fp16()
+    torch_dist.init_process_group("gloo")
+    found = run_all(every() if which == "every" else THIN, out)
+    results = {case.name: result for case, result in found.items()}
+    if dist.world() == 1:
+        for stage in (0, 2, 3):
+            results[f"scale-{stage}"] = growing(stage) | {"lowest": lowest(stage)}
+    if dist.is_main():
+        (out / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,91 @@
+"""Every ZeRO stage, precision and offload follows the plain engine, resumes bit for bit and survives a bad gradient."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.precision.matrix import THIN, Case, every
+
+# Largest differences from the plain engine after four steps of 1e-2: of a weight, and of a loss (relative).
+BOUNDS = {"fp32": (1e-6, 1e-6), "fp16": (5e-3, 5e-3), "bf16": (5e-2, 5e-2)}
+
+
+def results_of(out: Path, which: str, world: int) -> dict[str, Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(world),
+        "--master-port",
+        str(port),
+    ]
+    settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, "-m", "tests.precision.matrix", str(out), which],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((out / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def thin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return results_of(tmp_path_factory.mktemp("thin"), "thin", 1)
+
+
+def holds(case: Case, result: dict[str, Any]) -> None:
+    weights, losses = BOUNDS[case.precision]
+    assert result["weights_off"] <= weights
+    assert result["losses_off"] <= losses
+    assert result["differing"] == []
+    assert result["again"] == result["losses"][2:]
+    assert result["counters"][0] == result["counters"][1]
+    assert result["skipped"] == {"applied": False, "norms": [None, None], "changed": [], "counted": 0}
+    assert result["losses"][0] != result["losses"][-1]
+
+
+@pytest.mark.parametrize("case", THIN, ids=lambda case: case.name)
+def test_it_follows_the_plain_engine_resumes_and_skips_a_bad_gradient(thin: dict[str, Any], case: Case) -> None:
+    holds(case, thin[case.name])
+
+
+def test_every_pair_of_settings_is_among_them() -> None:
+    for one, other in combinations(range(len(Case._fields)), 2):
+        assert {(case[one], case[other]) for case in THIN} == {(case[one], case[other]) for case in every()}
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_growing_loss_scale_reaches_the_next_step_only(thin: dict[str, Any], stage: int) -> None:
+    found = thin[f"scale-{stage}"]
+    assert found["differing"] == []
+    assert found["scales"] == [256, 256]
+    assert found["after"] == [256, 512]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_an_overflow_at_the_smallest_scale_says_what_to_do(thin: dict[str, Any], stage: int) -> None:
+    message = thin[f"scale-{stage}"]["lowest"]
+    assert "smallest loss scale" in message
+    assert "--precision bf16" in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_whole_matrix(tmp_path: Path, world: int) -> None:
+    results = results_of(tmp_path, "every", world)
+    for case in every():
+        holds(case, results[case.name])

@@ -1,0 +1,100 @@
+"""Exports of every ZeRO stage and precision: parity, the run's facts in the card, the adversary to go on from."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from asa import record
+from asa.attention import attach
+from asa.config import to_dict
+from asa.methods import METHODS, MethodsConfig
+from pretrain import export as export_module
+from pretrain.card import card, groups_of
+from pretrain.config import PretrainConfig
+from pretrain.export import ExportConfig, export
+from pretrain.loop import train
+
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.usefixtures("one_process")
+
+
+@pytest.mark.parametrize(
+    ("zero", "precision", "offload"), [(0, "bf16", False), (1, "fp32", False), (2, "bf16", True), (3, "fp32", False)]
+)
+def test_every_stage_and_precision_exports_with_parity(
+    request_: PretrainConfig, tmp_path: Path, zero: int, precision: str, offload: bool
+) -> None:
+    run = replace(request_, zero=zero, precision=precision, offload=offload, steps=1, eval_every=100)
+    train(run, CPU)
+    assert export(ExportConfig(checkpoint=run.out, out=tmp_path / "export")) <= export_module.PARITY
+    # In half precision too it is the fp32 weights that are exported.
+    weights = AutoModelForMaskedLM.from_pretrained(tmp_path / "export").state_dict()
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in weights.values())
+
+
+def test_the_card_has_the_runs_facts_and_scores(request_: PretrainConfig, tmp_path: Path) -> None:
+    train(replace(request_, steps=2, eval_every=1), CPU)
+    for source in (request_.out, request_.out / "checkpoints" / "step-2"):
+        export(ExportConfig(checkpoint=source, out=tmp_path / "export", overwrite=True))
+        card = (tmp_path / "export" / "README.md").read_text()
+        last = [event for event in record.read(request_.out / record.NAME) if event["event"] == "eval"][-1]
+        assert "| method | asa |" in card
+        assert "| asa.tau | 0.1 |" in card
+        assert "| optimizer steps | 2 of 2 |" in card
+        assert f"| tokens | {2 * 8 * 24} |" in card
+        assert f"| continued from | {request_.model.name} |" in card
+        assert f"| heldout loss | {last['heldout_loss']:.4g} |" in card
+        assert f"| torch | {torch.__version__} |" in card
+        assert "adversary.safetensors" in card
+
+
+def test_the_card_of_a_run_without_adversary_and_record_claims_neither(
+    request_: PretrainConfig, tmp_path: Path
+) -> None:
+    run = replace(request_, method="vanilla", steps=1)
+    train(run, CPU)
+    (run.out / record.NAME).unlink()
+    export(ExportConfig(checkpoint=run.out, out=tmp_path / "export"))
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "adversar" not in card
+    assert "Held-out" not in card
+    assert not (tmp_path / "export" / "adversary.safetensors").exists()
+
+
+class Asked:
+    """A configuration that notes which groups are read."""
+
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.groups.append(name)
+        return getattr(MethodsConfig(), name)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if ":" not in name])
+def test_the_card_shows_the_settings_that_the_method_reads(method: str) -> None:
+    asked = Asked()
+    METHODS[method](cast(Any, asked))
+    assert groups_of(method) == tuple(asked.groups)
+
+
+def test_the_card_of_asa_freelb_has_the_settings_of_both(request_: PretrainConfig) -> None:
+    settings = to_dict(replace(request_, method="asa_freelb"))
+    facts = {"config": settings, "step": 1, "inputs": {"data": "0"}}
+    shown = card(facts, [], adversary=True)
+    assert "| asa.tau | 0.1 |" in shown
+    assert f"| freelb.passes | {request_.freelb.passes} |" in shown
+    assert groups_of("mine:build") == ("outside",)
+
+
+def test_an_adversary_can_be_taken_up_again_from_beside_the_model(request_: PretrainConfig, tmp_path: Path) -> None:
+    train(replace(request_, steps=1), CPU)
+    export(ExportConfig(checkpoint=request_.out, out=tmp_path / "export"))
+    adversaries = attach(AutoModelForMaskedLM.from_pretrained(tmp_path / "export"), request_.asa)
+    adversaries.load_pretrained(tmp_path / "export")

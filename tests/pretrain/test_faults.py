@@ -1,0 +1,181 @@
+"""What is not finite is never applied: its rows are named, and the run stops or goes on as its configuration says."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from asa import checkpoint, record
+from asa.batch import Batch
+from asa.engine import Engine, PlainEngine
+from asa.errors import WorkError
+from asa.methods import vanilla
+from asa.model import Output, TaskModel
+from asa.optim import OptimConfig, learning_rate
+from pretrain.config import PretrainConfig
+from pretrain.data import Batches
+from pretrain.faults import IN_A_ROW, Faults
+from pretrain.loop import train
+from tests.asa.encoders import tiny
+
+pytestmark = pytest.mark.usefixtures("one_process")
+CPU = torch.device("cpu")
+BAD_STEP, SLOTS = 3, 2
+
+
+class InfiniteGradient(torch.autograd.Function):
+    """The identity whose gradient overflows."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return grads[0] * torch.inf
+
+
+@pytest.fixture
+def config(request_: PretrainConfig) -> PretrainConfig:
+    return replace(request_, method="vanilla", steps=6, eval_every=6, save_every=2)
+
+
+def break_loss(
+    monkeypatch: pytest.MonkeyPatch, how: Callable[[Tensor], Tensor], first: int, last: int | None = None
+) -> None:
+    """Do `how` to the loss of the second micro-batch of the steps from `first` (from 1) to `last`."""
+    calls = 0
+    real = vanilla.task_loss
+
+    def broken(out: Output, batch: Batch) -> Tensor:
+        nonlocal calls
+        step, slot = calls // SLOTS + 1, calls % SLOTS
+        calls += 1
+        loss = real(out, batch)
+        return how(loss) if slot == 1 and first <= step <= (last or first) else loss
+
+    monkeypatch.setattr(vanilla, "task_loss", broken)
+
+
+def rows(config: PretrainConfig, step: int) -> list[list[int]]:
+    """Numbers of the training rows of each micro-batch of a step (from 1)."""
+    batches = Batches(config.data, config.seed, config.global_batch, config.mask_share, 0, 1)
+    return [numbers.tolist() for numbers in batches.rows(step - 1, SLOTS)]
+
+
+def events(config: PretrainConfig, event: str) -> list[dict]:
+    return [line for line in record.read(config.out / record.NAME) if line["event"] == event]
+
+
+def test_a_loss_that_is_nan_stops_the_run_and_names_its_rows(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_loss(monkeypatch, lambda loss: loss * torch.nan, BAD_STEP)
+    shown = ", ".join(map(str, rows(config, BAD_STEP)[1]))
+    with pytest.raises(WorkError, match=rf"the loss of step 3 of rank 0 is not finite; its training rows: {shown};"):
+        train(config, CPU)
+    assert [fault["rows"] for fault in events(config, "fault")] == [rows(config, BAD_STEP)[1]]
+    assert [path.name for path in checkpoint.complete(config.out / "checkpoints")] == ["step-2"]
+
+
+@pytest.mark.parametrize(
+    ("how", "what", "zero"),
+    [
+        (InfiniteGradient.apply, "gradient", 0),
+        (lambda loss: loss * torch.nan, "loss", 1),
+        (lambda loss: loss + torch.inf, "loss", 2),  # its gradients are finite
+        (InfiniteGradient.apply, "gradient", 3),
+    ],
+)
+def test_skipped_by_configuration_the_run_goes_on_without_that_update(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch, how: Callable[[Tensor], Tensor], what: str, zero: int
+) -> None:
+    config = replace(config, on_nonfinite="skip", zero=zero)
+    break_loss(monkeypatch, how, BAD_STEP)
+    train(config, CPU)
+    (fault,) = events(config, "fault")
+    first, second = rows(config, BAD_STEP)
+    assert (fault["step"], fault["what"]) == (BAD_STEP, what)
+    assert fault["rows"] == (second if what == "loss" else first + second)
+    steps = events(config, "train")
+    assert [line["skipped"] for line in steps] == [0, 0, 1, 1, 1, 1]
+    # The rate of the update that was not made is that of the next one.
+    assert [line["lr"] for line in steps] == [learning_rate(config.optim, n, 6) for n in (0, 1, 2, 2, 3, 4)]
+    assert record.finished(config.out / record.NAME)
+
+
+def test_faults_without_an_end_stop_the_run_all_the_same(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_loss(monkeypatch, lambda loss: loss * torch.inf, 2, 100)
+    with pytest.raises(WorkError, match=f"{IN_A_ROW} faults without an update"):
+        train(replace(config, steps=30, eval_every=30, on_nonfinite="skip"), CPU)
+    assert len(events(config, "fault")) == IN_A_ROW
+
+
+def test_a_weight_that_is_not_finite_is_named_and_no_policy_skips_it(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "model.bert.encoder.layer.1.output.dense.weight"
+    real = vanilla.Vanilla.backward
+
+    def spoil(self: vanilla.Vanilla, engine: Engine, batch: Batch, at: object) -> dict[str, Tensor]:
+        dict(engine.module.named_parameters())[name].data[0, 0] = torch.nan
+        return real(self, engine, batch, at)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(vanilla.Vanilla, "backward", spoil)
+    with pytest.raises(WorkError, match=rf"weight {name} is not finite"):
+        train(replace(config, on_nonfinite="skip"), CPU)
+    assert checkpoint.complete(config.out / "checkpoints") == []
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_or_not_as_configured(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = checkpoint.save
+
+    def full_at_two(root: Path, step: int, *rest: object) -> Path:
+        if step == 2:
+            raise checkpoint.SaveFailed("No space left on device")
+        return real(root, step, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint, "save", full_at_two)
+    with pytest.raises(checkpoint.SaveFailed, match="No space"):
+        train(config, CPU)
+    going_on = replace(config, out=tmp_path / "on", on_save_error="continue")
+    train(going_on, CPU)
+    assert [(line["step"], line["what"]) for line in events(going_on, "fault")] == [(2, "save")]
+    assert [path.name for path in checkpoint.complete(going_on.out / "checkpoints")] == ["step-4", "step-6"]
+
+
+def test_an_overflow_of_the_loss_scale_is_no_fault_and_a_loss_is() -> None:
+    engine = PlainEngine(TaskModel(tiny("bert"), "mlm"), OptimConfig(), 1, CPU)
+    faults, told = Faults("stop", dynamic_scale=True), []
+    rows = [np.arange(2)]
+    faults.not_applied(engine, 1, [torch.tensor(1.0)], rows, told.append)
+    assert (faults.skipped, faults.in_a_row, told) == (1, 0, [])
+    with pytest.raises(WorkError, match="the loss of step 2"):
+        faults.not_applied(engine, 2, [torch.tensor(torch.nan)], rows, told.append)
+    assert [fault.rows for fault in told] == [[0, 1]]
+
+
+def test_a_record_that_cannot_be_written_ends_the_run_or_not_as_configured(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = record.Record.log
+
+    def full_at_two(self: record.Record, event: str, step: int, values: dict) -> None:
+        if step == 2:
+            raise WorkError("metrics.jsonl cannot be written: No space left on device")
+        real(self, event, step, values)
+
+    monkeypatch.setattr(record.Record, "log", full_at_two)
+    with pytest.raises(WorkError, match="No space"):
+        train(config, CPU)
+    going_on = replace(config, out=tmp_path / "on", on_save_error="continue")
+    train(going_on, CPU)
+    assert [line["step"] for line in events(going_on, "train")] == [1, 3, 4, 5, 6]

@@ -1,0 +1,184 @@
+"""Which checkpoint a run continues from, and that what it may change on the way changes nothing but rounding."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from asa import checkpoint, manifest, record
+from asa.config import save_yaml
+from asa.errors import RequestError, WorkError
+from asa.optim import OptimConfig
+from pretrain.config import PretrainConfig, check
+from pretrain.loop import train
+from pretrain.resume import newest
+
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.usefixtures("one_process")
+
+
+@pytest.fixture(scope="module")
+def finished(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory, one_process: None) -> PretrainConfig:
+    """A run of four steps with checkpoints 2 and 4."""
+    out = tmp_path_factory.mktemp("finished")
+    config = PretrainConfig(
+        data=shards, model=model, out=out, steps=4, global_batch=8, micro_batch=4, save_every=2, log_every=1
+    )
+    train(config, CPU)
+    return config
+
+
+@pytest.fixture
+def run(finished: PretrainConfig, tmp_path: Path) -> PretrainConfig:
+    """A copy of it to do damage to."""
+    shutil.copytree(finished.out, tmp_path / "run")
+    return replace(finished, out=tmp_path / "run")
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "exp_avg.safetensors is damaged": lambda folder: flip(folder / "exp_avg.safetensors"),
+    "lacks model.safetensors": lambda folder: (folder / "model.safetensors").unlink(),
+    "has no manifest.json": lambda folder: (folder / manifest.NAME).unlink(),
+    "manifest.json is damaged": lambda folder: (folder / manifest.NAME).write_text("{"),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGE)
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(run: PretrainConfig, message: str) -> None:
+    root = run.out / "checkpoints"
+    DAMAGE[message](root / "step-4")
+    told: list[str] = []
+    assert newest(run, 1, told.append) == root / "step-2"
+    assert len(told) == 1
+    assert "step-4" in told[0]
+    assert message in told[0]
+    assert told[0].endswith("continuing from step-2 instead")
+
+
+def test_an_unfinished_save_is_named_and_counts_for_nothing(run: PretrainConfig) -> None:
+    root = run.out / "checkpoints"
+    (root / "step-4").rename(root / "step-4.partial")
+    told: list[str] = []
+    assert newest(run, 1, told.append) == root / "step-2"
+    assert [line for line in told if "step-4.partial was not finished" in line] == told
+    shutil.rmtree(root / "step-2")
+    assert newest(run, 1) is None
+
+
+def test_when_all_are_damaged_the_run_does_not_start_from_nothing(run: PretrainConfig) -> None:
+    for step in (2, 4):
+        flip(run.out / "checkpoints" / f"step-{step}" / "model.safetensors")
+    before = (run.out / record.NAME).read_bytes()
+    with pytest.raises(WorkError, match=r"no checkpoint .* is whole.*step-4.*step-2.*--out") as caught:
+        train(run, CPU)
+    assert "\n" not in str(caught.value)
+    assert (run.out / record.NAME).read_bytes() == before
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_ends_as_the_undisturbed_one(
+    run: PretrainConfig, finished: PretrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(run.out / "checkpoints" / "step-4" / "exp_avg_sq.safetensors")
+    train(run, CPU)
+    assert capsys.readouterr().out.count("exp_avg_sq.safetensors is damaged") == 1
+    for name in checkpoint.FILES.values():
+        expected, found = (load_file(c.out / "checkpoints" / "step-4" / name) for c in (finished, run))
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"zero": 0, "micro_batch": 8},
+        {"zero": 3, "offload": True, "activation_checkpointing": True},
+    ],
+    ids=str,
+)
+def test_stage_offload_and_accumulation_may_change_on_the_way(
+    model: Path, shards: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    whole = PretrainConfig(data=shards, model=model, out=tmp_path / "whole", steps=4, global_batch=8, micro_batch=4)
+    whole = replace(whole, save_every=2, log_every=1, method="vanilla", **no_dropout(whole, tmp_path))
+    train(whole, CPU)
+    shutil.copytree(whole.out, tmp_path / "other")
+    shutil.rmtree(tmp_path / "other" / "checkpoints" / "step-4")
+    train(replace(whole, out=tmp_path / "other", **change), CPU)
+    first, second = (losses(tmp_path / name) for name in ("whole", "other"))
+    assert second == pytest.approx(first, rel=1e-5)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processes want two cores")
+def test_from_one_process_to_two_and_back_the_run_sees_the_same_samples_and_losses(
+    request_: PretrainConfig, tmp_path: Path
+) -> None:
+    optim = OptimConfig(lr=3e-3, warmup=0.0)
+    whole = replace(request_, keep=3, eval_every=6, optim=optim, **no_dropout(request_, tmp_path))
+    train(whole, CPU)
+    parts = replace(whole, out=tmp_path / "parts")
+    shutil.copytree(whole.out, parts.out)
+    for step in (4, 6):
+        shutil.rmtree(parts.out / "checkpoints" / f"step-{step}")
+    train_by_two(parts, tmp_path / "parts.yaml")
+    by_two = losses(parts.out)
+    shutil.rmtree(parts.out / "checkpoints" / "step-6")
+    train(parts, CPU)
+    assert by_two == pytest.approx(losses(whole.out), rel=1e-4)
+    assert losses(parts.out) == pytest.approx(losses(whole.out), rel=1e-4)
+    assert len(losses(parts.out)) == 6
+
+
+def train_by_two(config: PretrainConfig, file: Path) -> None:
+    save_yaml(config, file)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, "-m", "pretrain", "run", "--config", str(file)],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("from 1 to 2 processes") == 1
+
+
+def no_dropout(config: PretrainConfig, folder: Path) -> dict[str, Path]:
+    """The model with dropout off, since draws follow how rows are cut."""
+    copy = folder / "still"
+    shutil.copytree(config.model, copy)
+    text = (copy / "config.json").read_text()
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        assert f'"{name}": 0.1' in text
+        text = text.replace(f'"{name}": 0.1', f'"{name}": 0.0')
+    (copy / "config.json").write_text(text)
+    return {"model": copy}
+
+
+def losses(run: Path) -> list[float]:
+    return [event["loss"] for event in record.read(run / record.NAME) if event["event"] == "train"]
+
+
+def test_offload_without_a_partitioned_optimizer_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    nowhere = PretrainConfig(data=tmp_path / "d", model=tmp_path / "m", out=tmp_path / "o", zero=0, offload=True)
+    with pytest.raises(RequestError, match="--zero 1"):
+        check(nowhere, 1, cuda=False)
