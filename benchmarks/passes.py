@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from asa.batch import Batch
-from asa.engine import PlainEngine
+from asa.engine import Engine, _Passes
 from asa.methods import At
-from asa.model import TaskModel
+from asa.model import Output, TaskModel
 from asa.optim import OptimConfig
+from asa.signal import Perturb, Tap
 from benchmarks.steps import Backward, cycle, method_of
 
 
@@ -30,12 +31,15 @@ class Cost(NamedTuple):
     flops: float
 
 
-class CountingEngine(PlainEngine):
+class CountingEngine(_Passes):
     """Passes on the bare module, which has what costs matrix products; updates nothing."""
 
     def __init__(self, module: TaskModel) -> None:
         super().__init__(module, OptimConfig(), 1_000_000, torch.device("cpu"))
         self.backwards = 0
+
+    def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        return self.module(batch, perturb, tap)
 
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         self.backwards += 1
@@ -60,8 +64,8 @@ def cost(module: TaskModel, name: str, batch: Batch) -> Cost:
     def work() -> None:
         for _ in range(steps):
             for replay in range(method.replays):
-                method.backward(engine, batch, At(0, replay))
-                method.after_step(engine)
+                method.backward(cast(Engine, engine), batch, At(0, replay))
+                method.after_step(cast(Engine, engine))
 
     try:
         flops = count(work)

@@ -27,10 +27,11 @@ _INLINE = (
     "time|data|ruby|rb|rt|rp|rtc|wbr|onlyinclude|includeonly|noinclude|nowiki|tbody|thead|a|img|section|link|meta"
 )
 _TAG = re.compile(rf"</?(?:(?P<block>{_BLOCKS})|{_INLINE}|{_SKIPPED_TAGS})\b[^<>]*>", re.IGNORECASE)
-# With attributes or nothing at all after the name: the `a<b` of a formula is no tag. What follows attributes stays.
+# With attributes or nothing at all after the name: the `a<b` of a formula is no tag. What follows attributes stays. The
+# outer repetition is not possessive: Python before 3.11.4 then takes what its last, failed round has read.
 _BROKEN_TAG = re.compile(
     rf"</?(?:{_BLOCKS}|{_INLINE}|{_SKIPPED_TAGS})\b"
-    r"(?:(?:[ \t]++[\w:-]++[ \t]*+=[ \t]*+(?:\"[^\"<>\n]*+\"|'[^'<>\n]*+'|[^\s<>]*+))++(?:[ \t]*+/)?|[ /]*(?=\n|\Z))",
+    r"(?:(?:[ \t]++[\w:-]++[ \t]*+=[ \t]*+(?:\"[^\"<>\n]*+\"|'[^'<>\n]*+'|[^\s<>]*+))+(?:[ \t]*+/)?|[ /]*(?=\n|\Z))",
     re.IGNORECASE,
 )
 # Possessive, and no bracket but a whole one in the label: an unclosed one is given up at once.

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from asa.methods import METHODS
-from tests.contract.worker import FP16_METHODS, LOSS_SCALES, STEPS, WORLDS, cases
+from tests.contract.worker import FP16_METHODS, LOSS_SCALES, STEPS, WORLDS, cases, every_case
 from tests.precision.matrix import THIN
 from tests.precision.test_matrix import holds
 
@@ -23,16 +23,19 @@ CASES = [(engine, method, world, slots) for world in WORLDS for engine, method, 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases, computed by one process and by two."""
-    out = tmp_path_factory.mktemp("contract")
+    """The cases of the quick suite, computed by one process and by two."""
+    return computed(tmp_path_factory.mktemp("contract"), timeout=500)
+
+
+def computed(out: Path, *more: str, timeout: int) -> Path:
     for world in WORLDS:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
-        command += ["--master-port", str(port), "-m", "tests.contract.worker", str(out)]
+        command += ["--master-port", str(port), "-m", "tests.contract.worker", str(out), *more]
         settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=500)
+        done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=timeout)
         assert done.returncode == 0, done.stderr[-3000:]
     return out
 
@@ -49,6 +52,15 @@ def test_update_equals_the_plain_reference(results: Path, engine: str, method: s
     for name, value in expected.items():
         scale = max(1.0, value.abs().max().item())
         assert (found[name] - value).abs().max().item() <= TOLERANCE * scale, name
+
+
+@pytest.mark.slow
+def test_every_method_on_every_engine_process_count_and_accumulation(tmp_path: Path) -> None:
+    """The whole product of what the test above takes a part of."""
+    found = computed(tmp_path, "every", timeout=3000)
+    for world in WORLDS:
+        for engine, method, slots in every_case():
+            test_update_equals_the_plain_reference(found, engine, method, world, slots)
 
 
 def test_on_two_processes_every_stage_resumes_bit_for_bit(results: Path) -> None:
