@@ -37,8 +37,12 @@ def rank(number: int, port: int, config: str, out: str) -> None:
     os.dup2(sink, 1)
     os.dup2(sink, 2)
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch
+
     from pretrain.__main__ import run
+
+    torch.set_num_threads(1)  # imported already, it reads no variable; another number rounds otherwise
 
     run(["--config", config, "--out", out])
 
