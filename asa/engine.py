@@ -131,7 +131,9 @@ class _Passes:
         return {name: p.detach() for name, p in self.module.named_parameters()}
 
     def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
-        raise NotImplementedError
+        """Weights only, as they are computed with: all that passes without an optimizer of their own have."""
+        assert state == "weights"
+        yield from self.weights().items()
 
     def full_state(self) -> dict[str, Tensor]:
         return {name: p.to("cpu", torch.float32, copy=True) for name, p in self.parts("weights")}

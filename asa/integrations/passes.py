@@ -1,13 +1,13 @@
 """A method's passes over Hugging Face's accelerate, and the means of the terms it reports."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from asa.batch import Batch
-from asa.engine import State, _Passes
+from asa.engine import _Passes
 from asa.model import Output, TaskModel
 from asa.optim import OptimConfig
 from asa.signal import Perturb, Tap
@@ -23,11 +23,6 @@ class AcceleratedPasses(_Passes):
         # Rates are the Trainer's, so that no setting of ours is read.
         super().__init__(module, OptimConfig(), steps, accelerator.device)
         self._accelerator = accelerator
-
-    def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
-        """Weights only, which the Trainer updates as they are, in half precision too."""
-        assert state == "weights"
-        yield from self.weights().items()
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         return self.probe(batch, perturb, tap)
