@@ -41,7 +41,7 @@ quickstart: setup
 	  --method asa --out $(RUNS)/pretrain/asa $(PRETRAIN_ARGS)
 	$(PY) -m pretrain export --checkpoint $(RUNS)/pretrain/mlm --out $(RUNS)/export/mlm --overwrite true
 	$(PY) -m pretrain export --checkpoint $(RUNS)/pretrain/asa --out $(RUNS)/export/asa --overwrite true
-	$(PY) -m launch finetune --config configs/finetune/quickstart.yaml --task $(DATA)/task \
+	$(PY) -m launch finetune --config configs/finetune/quickstart.yaml --task.folder $(DATA)/task \
 	  --models.base assets/$(MODEL) --models.mlm $(RUNS)/export/mlm --models.asa $(RUNS)/export/asa \
 	  --out $(RUNS)/finetune $(FINETUNE_ARGS)
 	$(PY) -m finetune report $(RUNS) --out $(RUNS)/report

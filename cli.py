@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -27,6 +28,15 @@ def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "", no
     Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range; RequestError for a stray
         argument or an unknown entry.
     """
+    values = given(cls, argv, prog, positional, notes)
+    try:
+        return from_dict(cls, values)
+    except RequestError as error:
+        fail(str(error))
+
+
+def given(cls: Any, argv: Sequence[str], prog: str, positional: str = "", notes: str = "") -> dict[str, Any]:
+    """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
     arguments = _bracketed(cls, _with_entries(_named(cls, list(argv), positional)))
     parser = _Parser(prog=prog, description=cls.__doc__, epilog=notes, known=field_names(cls))
     parser.add_argument(
@@ -36,12 +46,14 @@ def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "", no
         " configs/method/freelb.yaml:mnli. May be given again: each adds its keys.",
     )
     parser.add_class_arguments(cls)
-    namespace = parser.parse_args(arguments)
-    values = {key: value for key, value in namespace.as_dict().items() if key != "config"}
-    try:
-        return from_dict(cls, values)
-    except RequestError as error:
-        parser.error(str(error))
+    namespace = parser.parse_args(arguments, defaults=False)
+    return {key: value for key, value in namespace.as_dict().items() if key != "config"}
+
+
+def fail(message: str) -> NoReturn:
+    """One line on stderr and exit code 2."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _named(cls: Any, argv: list[str], positional: str) -> list[str]:
@@ -88,16 +100,25 @@ def _bracketed(cls: Any, argv: list[str]) -> list[str]:
     for index in range(1, len(split)):
         element = flags.get(split[index - 1])
         if element is not None and not split[index].startswith("["):
-            split[index] = json.dumps([split[index]]) if element is Path else f"[{split[index]}]"
+            split[index] = _as_list(split[index], element)
     return split
 
 
+def _as_list(value: str, element: Any) -> str:
+    """Text is quoted, lest YAML makes a comment of `#1` and a truth of `no`."""
+    if element is Path:
+        return json.dumps([value])
+    return json.dumps([part.strip() for part in value.split(",")]) if element is str else f"[{value}]"
+
+
 def _sequences(cls: Any) -> dict[str, Any]:
-    """The fields of a config class that hold a list or tuple, with the type of an element."""
+    """The fields of a config class and of those inside it that hold a list or tuple, with the type of an element."""
     found = {}
     for name, hint in get_type_hints(cls).items():
         if get_origin(hint) in (list, tuple):
             found[name] = get_args(hint)[0]
+        elif is_dataclass(hint):
+            found |= {f"{name}.{inner}": element for inner, element in _sequences(hint).items()}
     return found
 
 

@@ -1,19 +1,75 @@
 """python -m finetune COMMAND: the command lines of the fine-tuning stage."""
 
+import os
+import signal
+import sys
+
 
 def main() -> None:
     from cli import main
 
-    main({"run": run, "report": report, "maps": maps}, "finetune")
+    commands = {"run": run, "score": score, "ensemble": ensemble, "submit": submit, "robustness": robustness}
+    main({**commands, "report": report, "maps": maps}, "finetune", quiet=os.environ.get("RANK", "0") != "0")
 
 
 def run(argv: list[str]) -> None:
-    """Fine-tune models x methods x seeds on a task."""
-    from cli import parse
+    """Fine-tune tasks x models x methods x seeds; beside it others of the same --out may work on the same runs."""
+    import torch
+
+    from asa import dist
+    from cli import given
     from finetune.config import FinetuneConfig
     from finetune.sweep import sweep
 
-    sweep(parse(FinetuneConfig, argv, "finetune run"))
+    values = given(FinetuneConfig, argv, "finetune run")
+    # In order, so that the terminal gets its cursor back.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # DeepSpeed asks for it even where no launcher has set it.
+    os.environ.setdefault("LOCAL_RANK", "0")
+    if "RANK" in os.environ:
+        if cuda := torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init(cuda, launched=True)
+    try:
+        sweep(values)
+    finally:
+        dist.close()
+
+
+def score(argv: list[str]) -> None:
+    """RUN ... --tasks NAMES --out DIR: saved models on other tasks than their own (transfer)."""
+    from cli import parse
+    from finetune.evaluation_config import ScoreConfig
+    from finetune.score import score_all
+
+    score_all(parse(ScoreConfig, argv, "finetune score", positional="models"))
+
+
+def ensemble(argv: list[str]) -> None:
+    """RUN RUN ... --out DIR: averaged predictions of several runs of a task."""
+    from cli import parse
+    from finetune.ensemble import ensemble
+    from finetune.evaluation_config import EnsembleConfig
+
+    ensemble(parse(EnsembleConfig, argv, "finetune ensemble", positional="runs"))
+
+
+def submit(argv: list[str]) -> None:
+    """RUN ... --out FILE.zip: predictions as the GLUE server takes them."""
+    from cli import parse
+    from finetune.evaluation_config import SubmitConfig
+    from finetune.submit import submit
+
+    submit(parse(SubmitConfig, argv, "finetune submit", positional="runs"))
+
+
+def robustness(argv: list[str]) -> None:
+    """--models.NAME DIR ... --reference NAME --out DIR: largest increase of the loss around the word embeddings."""
+    from cli import parse
+    from finetune.evaluation_config import RobustnessConfig
+    from finetune.robustness import robustness
+
+    robustness(parse(RobustnessConfig, argv, "finetune robustness"))
 
 
 def report(argv: list[str]) -> None:

@@ -7,8 +7,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from asa.config import config
+from asa.engine import Precision
+from asa.errors import RequestError
 from asa.methods import MethodName, MethodsConfig
 from asa.optim import OptimConfig
+from finetune.tasks.spec import TaskConfig
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -32,19 +35,25 @@ def _distinct(value: tuple) -> tuple:
     return value
 
 
-def _worker(value: str) -> str:
-    match = re.fullmatch(r"(\d+)/([1-9]\d*)", value)
-    if not match or int(match[1]) >= int(match[2]):
-        raise ValueError("allowed: i/n with 0 <= i < n")
-    return value
-
-
 @config
 class FinetuneConfig(MethodsConfig):
-    """Fine-tune every model with every method and every seed on one task: OUT/MODEL-METHOD-SEED/metrics.jsonl."""
+    """Fine-tune every model with every method and every seed on every task: OUT/TASK/MODEL-METHOD-SEED/."""
 
-    task: Path
-    """Task folder: task.json, train.jsonl, dev.jsonl, test.jsonl, manifest.json."""
+    tasks: Annotated[tuple[str, ...], AfterValidator(_distinct)] = ()
+    """Standard tasks, the names of the files in configs/task; empty: the one that `task` describes."""
+    task: TaskConfig = TaskConfig()
+    """A task of your own."""
+    data: Path | None = None
+    """Folder that holds the files of the standard tasks, a folder each; null: they are taken from the hub."""
+    recipes: bool = True
+    """Begin with the published recipe of each standard task and the published settings of each method for it; keys that
+    are given by --config or as flags have the last word."""
+    paper_compat: bool = False
+    """Do as the papers did where it is no good practice: choose the epoch on the scored file, and what the task's file
+    lists under paper_compat."""
+    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the training rows, 1,000 at most, that chooses the epoch where a task has no two labelled files besides
+    them."""
     models: Annotated[dict[str, Path], Field(min_length=1), AfterValidator(_model_names)]
     """Name -> Hugging Face folder of an encoder with its tokenizer; the name stands in the report."""
     out: Path
@@ -59,25 +68,58 @@ class FinetuneConfig(MethodsConfig):
     length: Annotated[int, Field(ge=8)] = 128
     """Token ids per row at most, special tokens included; longer texts are cut."""
     batch: Count = 32
-    """Rows per step; the last step of an epoch has what is left."""
+    """Rows per step, over all processes that share the run; one step of an epoch has what is left."""
+    micro_batch: Count | None = None
+    """Rows per forward pass of one process at most, which lowers the memory that a step takes; null: all of its share.
+    Losses are means over the whole batch in any case."""
+    buckets: bool = True
+    """Put rows of like length in a batch, so that little is padded; the batches come in random order."""
     epochs: Annotated[float, Field(gt=0)] = 3.0
     """Passes over the training rows; parts of a pass count."""
     max_steps: Count | None = None
     """Steps at most; null: what `epochs` says. A method with replays (freeat) makes several updates per step."""
+    train_rows: Count | None = None
+    """Training rows at most, drawn by a fixed seed, the same for every run; null: all."""
     evals_per_epoch: Count = 1
     """Evaluations on dev per pass over the training rows; one more follows the last step."""
+    patience: Count | None = None
+    """Evaluations in a row without a better dev score after which a run ends; null: it goes on to its last step. The
+    learning rate decays as if it did."""
     eval_batch: Count = 128
     """Rows per forward pass in evaluation."""
     log_every: Count = 20
     """Optimizer steps per line of training metrics; a line holds their means."""
-    worker: Annotated[str, AfterValidator(_worker)] = "0/1"
-    """Part i/n of the runs, i from 0: what one of n processes does, on GPU i where there are several."""
+    save_every: Annotated[float, Field(ge=0)] = 60.0
+    """Seconds between two saves of what an unfinished run goes on from after a kill, made with a log line; where a save
+    takes t > 1 seconds, t times as many. 0: with every log line."""
+    engine: Literal["plain", "deepspeed"] = "plain"
+    """What makes the updates: torch itself in fp32, or DeepSpeed."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed's ZeRO stage: what the processes that share a run (launch finetune --ranks N) hold a part of each."""
+    precision: Precision = "fp32"
+    """Arithmetic of model and gradients; adversaries and losses stay fp32. bf16 and fp16 need --engine deepspeed, fp16
+    a GPU as well."""
+    worker: Annotated[int, Field(ge=0)] = 0
+    """Number of this process among those that work on one sweep: it takes GPU number `worker` (modulo their number),
+    and 0 shows the table. Which runs it makes is settled as they go."""
     overwrite: bool = False
     """Replace finished runs at `out` that were made with other settings, models or task."""
     save_model: bool = False
-    """Keep the selected weights as a Hugging Face folder OUT/MODEL-METHOD-SEED/model."""
+    """Keep the selected weights as a Hugging Face folder OUT/TASK/MODEL-METHOD-SEED/model."""
     optim: OptimConfig = OptimConfig()
-    """Optimizer and learning rate, the same for every run."""
+    """Optimizer and learning rate, the same for every run of a task."""
+
+
+def check(config: FinetuneConfig, cuda: bool) -> None:
+    """Refuse settings that exclude each other. Raises RequestError."""
+    if config.engine == "plain" and config.precision != "fp32":
+        raise RequestError(f"precision {config.precision} is DeepSpeed's; set --engine deepspeed or --precision fp32")
+    if config.engine == "plain" and config.zero:
+        raise RequestError(f"zero = {config.zero} is a stage of DeepSpeed; set --engine deepspeed or --zero 0")
+    if config.precision == "fp16" and not cuda:
+        raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
+    if config.zero == 3 and "yopo" in config.methods:
+        raise RequestError("method yopo runs the first block by itself, which ZeRO 3 does not let it; set --zero 2")
 
 
 @config
@@ -85,13 +127,17 @@ class MapsConfig:
     """Draw what every layer attends to in a sentence, what its adversary masks, and attention under that mask."""
 
     model: Path
-    """Folder written by `pretrain export` of an ASA run: a model with its adversary.safetensors."""
+    """Folder of a model with its adversary.safetensors, as `pretrain export` writes it for an ASA run."""
     text: Annotated[str, Field(min_length=1)]
     """Any sentence."""
     out: Path
-    """Picture to write: .png, .svg or .pdf."""
-    layers: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
-    """Layers to draw, the bottom one 0; null: all."""
+    """Picture to write: .png, .svg or .pdf; beside it goes OUT.maps.json, which the report reads."""
+    layers: tuple[int, ...] = ()
+    """Layers to draw, the bottom one 0; empty: all."""
+    head: Annotated[int, Field(ge=0)] | None = None
+    """Attention head to draw, the first one 0; null: the mean over all heads."""
+    beside: Path | None = None
+    """Folder of a second model with the same tokenizer, whose attention is drawn beside."""
 
 
 @config

@@ -1,140 +1,148 @@
-"""One fine-tuning run: a model, a method, a seed -> metrics.jsonl."""
+"""One fine-tuning run: a task, a model, a method, a seed -> metrics.jsonl, predictions."""
 
 import math
 import shutil
 import time
-from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
-from transformers import AutoModelForSequenceClassification
 
-from asa import manifest
-from asa.adversary import FILE as ADVERSARY_FILE
+from asa import dist, record
 from asa.dist import seed_all
-from asa.engine import PlainEngine, StepStats
+from asa.engine import Engine, StepStats
 from asa.errors import WorkError
 from asa.methods import METHODS, At, Method
-from asa.model import TaskModel
-from asa.record import Record, Value, numbers
+from asa.record import Record
+from finetune import state
 from finetune.config import FinetuneConfig
-from finetune.metrics import evaluate
-from finetune.tasks.batches import Encoded, steps_per_epoch, training_batch
-
-HEAD, ADVERSARY, DROPOUT = range(3)  # one random stream each, keyed by (seed, stream, step)
-
-
-class Run(NamedTuple):
-    """One cell of the sweep."""
-
-    model: str
-    method: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}-{self.method}-{self.seed}"
+from finetune.meter import Meter, add
+from finetune.metrics import score
+from finetune.model import DROPOUT, build, device_of, engine_of, micro, save_model
+from finetune.predictions import FOLDER, predict, save_predictions, stored
+from finetune.run import Cell, Run
+from finetune.state import Best, Progress, Saver
+from finetune.tasks.batches import Encoded, steps_per_epoch, training_rows, window
+from finetune.tasks.task import Task
 
 
-@dataclass(frozen=True)
-class Best:
-    """The evaluation with the highest dev accuracy so far (the first of equals) and its weights, on the CPU."""
-
-    step: int
-    epoch: float
-    dev: dict[str, float]
-    weights: dict[str, Tensor]
+class Diverged(WorkError):
+    """An update or a prediction was not finite, which every rank sees; no other run is concerned."""
 
 
-class Meter:
-    """Means of the training terms since the last log line, each over the steps that had it; nothing waits for the
-    device before `drain`."""
+@dataclass
+class Session:
+    """What the steps of a run work on."""
 
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: Counter[str] = Counter()
-        self._lr = 0.0
-
-    def add(self, terms: dict[str, Tensor], stats: StepStats) -> None:
-        for name, value in {**terms, "grad_norm": torch.as_tensor(stats.grad_norm)}.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-            self._counts[name] += 1
-        self._lr = stats.lr
-
-    def drain(self) -> dict[str, Value]:
-        means = numbers({name: value / self._counts[name] for name, value in self._sums.items()})
-        self._sums, self._counts = {}, Counter()
-        return {**means, "lr": self._lr}
+    run: Run
+    config: FinetuneConfig
+    task: Task
+    data: dict[str, Encoded]
+    engine: Engine
+    method: Method
+    steps: int
+    device: torch.device
+    record: Record
+    saver: Saver
+    progress: Progress
+    meter: Meter
+    began: float  # as if earlier parts of the run had gone before without a pause
 
 
-def train(run: Run, config: FinetuneConfig, data: dict[str, Encoded], classes: list[str], facts: dict) -> dict:
-    """Train, select by dev accuracy, score on test once; returns what the end line of metrics.jsonl holds.
+def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any], going_on: bool = False) -> dict:
+    """Train, select by the task's first metric on dev, score once on what is scored; what the end line holds.
 
-    An earlier unfinished (or replaced) run in the same folder is removed first.
-    Raises: WorkError when a loss or gradient is not finite or the record cannot be written; RequestError where the
-        method refuses this model, or an exported adversary does not fit it.
+    Every rank calls it. Args: facts are the start line; going_on tells that an unfinished run of these very facts lies
+    in the run's folder, which is continued from its newest saved state; else whatever lies there is removed first.
+    predictions/SPLIT.npz hold the logits of the selected weights.
+    Raises: WorkError when a loss or gradient is not finite, memory ends or the record cannot be written; RequestError
+        where the method refuses this model, or an exported adversary does not fit it.
     """
     began = time.perf_counter()
-    folder = config.out / run.name
-    shutil.rmtree(folder, ignore_errors=True)
-    device = device_of(config)
+    run, config, folder = cell.run, cell.config, cell.folder
     steps, method = steps_of(config, len(data["train"])), METHODS[run.method](config)
-    engine = PlainEngine(build(run, config, classes), config.optim, steps * method.replays, device)
-    with closing(Record(folder, facts)) as record:
-        best = _fit(run, config, engine, method, data, steps, record)
-        engine.module.model.load_state_dict(best.weights)
-        test = evaluate(engine.module, data["test"], config.eval_batch, device)
-        if config.save_model:
-            _save(engine.module, config.models[run.model], folder / "model", facts)
-        end = {
-            **{f"dev_{name}": value for name, value in best.dev.items()},
-            **{f"test_{name}": value for name, value in test.items()},
-            "best_step": best.step,
-            "best_epoch": best.epoch,
-            "steps": steps,
-            "seconds": round(time.perf_counter() - began, 3),
-        }
-        record.end(end)
+    module, new = build(run, config, task)
+    engine, device = engine_of(config, module, steps * method.replays), device_of(config)
+    progress = (state.resume(folder, engine, method) if going_on else None) or Progress()
+    if not progress.step and dist.is_main():
+        shutil.rmtree(folder, ignore_errors=True)
+    facts = {**facts, "processes": dist.world(), "new_weights": new}
+    with closing(Record(folder, facts, dist.is_main(), progress.step or None)) as lines:
+        saver = Saver(folder, config.save_every, config.models[run.model])
+        began -= progress.seconds
+        session = Session(
+            run, config, task, data, engine, method, steps, device, lines, saver, progress, Meter(), began
+        )
+        try:
+            end = _finish(session, _fit(session))
+        except (WorkError, torch.OutOfMemoryError) as error:
+            failure = _explained(error, run)
+            lines.log("failed", progress.step + 1, {"error": str(failure)})
+            raise failure from error
+        lines.end(end)
+    state.clear(folder)
     return end
 
 
-def _fit(
-    run: Run,
-    config: FinetuneConfig,
-    engine: PlainEngine,
-    method: Method,
-    data: dict[str, Encoded],
-    steps: int,
-    record: Record,
-) -> Best:
-    """All steps, with evaluations on dev on the way and after the last."""
-    per_epoch = steps_per_epoch(len(data["train"]), config.batch)
-    meter, best = Meter(), None
-    place = int(config.worker.split("/")[0])
-    for step in tqdm(range(steps), desc=run.name, position=place, leave=False, disable=None):
-        batch = training_batch(data["train"], config.batch, run.seed, step).to(engine.device)
-        engine.module.train()
-        # As in pre-training: a step is a batch, of which a method with replays makes several updates.
-        for replay in range(method.replays):
-            seed_all(run.seed, DROPOUT, step * method.replays + replay)
-            terms = method.backward(engine, batch, At(0, replay))
-            stats = engine.step()
-            if not stats.applied:
-                raise WorkError(f"{run.name}: loss or gradient of step {step + 1} is not finite; lower --optim.lr")
+def _explained(error: WorkError | torch.OutOfMemoryError, run: Run) -> WorkError:
+    if isinstance(error, WorkError):
+        return error
+    return WorkError(f"{run.name}: the GPU's memory is full; set --micro_batch (below --batch) or lower --eval_batch")
+
+
+def _fit(session: Session) -> Best:
+    """All steps that are left, with evaluations on dev on the way and after the last."""
+    config, progress, meter = session.config, session.progress, session.meter
+    per_epoch = steps_per_epoch(len(session.data["train"]), config.batch)
+    over = False
+    while progress.step < session.steps and not over:
+        began = time.perf_counter()
+        _step(session)
+        progress.step += 1
+        last = progress.step == session.steps
+        logging = progress.step % config.log_every == 0 or last
+        if logging:
+            session.record.log("train", progress.step, meter.drain())
+        progress.training += time.perf_counter() - began
+        if _due(progress.step, config.evals_per_epoch, per_epoch) or last:
+            _evaluate(session, progress.step / per_epoch)
+            over = config.patience is not None and progress.stale >= config.patience
+        if logging and not (last or over) and session.saver.due():
+            progress.seconds = time.perf_counter() - session.began
+            session.saver.save(session.engine, session.method, progress)
+    if not meter.empty:
+        session.record.log("train", progress.step, meter.drain())
+    assert progress.best is not None
+    return progress.best
+
+
+def _step(session: Session) -> None:
+    """One batch: an optimizer step, or several where the method replays it."""
+    config, engine, method, step = session.config, session.engine, session.method, session.progress.step
+    seed, train = session.run.seed, session.data["train"]
+    rows = training_rows(train, config.batch, seed, step, config.buckets)
+    batches = [batch.to(session.device) for batch in window(train, rows, micro(config), dist.rank(), dist.world())]
+    engine.module.train()
+    for replay in range(method.replays):
+        seed_all(seed, DROPOUT, step * method.replays + replay, dist.rank())
+        terms: dict[str, Tensor] = {}
+        for slot, batch in enumerate(batches):
+            add(terms, method.backward(engine, batch, At(slot, replay)))
+        stats = engine.step()
+        if _applied(stats, session):
             method.after_step(engine)
-            meter.add(terms, stats)
-        done = step + 1
-        if done % config.log_every == 0 or done == steps:
-            record.log("train", done, meter.drain())
-        if _due(done, config.evals_per_epoch, per_epoch) or done == steps:
-            best = _select(best, engine, data["dev"], config, done, done / per_epoch, record)
-    assert best is not None
-    return best
+            session.meter.add(terms, stats)
+
+
+def _applied(stats: StepStats, session: Session) -> bool:
+    """False where FP16 gradients overflow, which lowers the loss scale. Raises Diverged for other failed updates."""
+    if not stats.applied and session.config.precision != "fp16":
+        step = session.progress.step + 1
+        raise Diverged(f"{session.run.name}: loss or gradient of step {step} is not finite; lower --optim.lr")
+    return stats.applied
 
 
 def _due(done: int, evaluations: int, per_epoch: int) -> bool:
@@ -142,65 +150,65 @@ def _due(done: int, evaluations: int, per_epoch: int) -> bool:
     return done * evaluations // per_epoch > (done - 1) * evaluations // per_epoch
 
 
-def _select(
-    best: Best | None,
-    engine: PlainEngine,
-    dev: Encoded,
-    config: FinetuneConfig,
-    step: int,
-    epoch: float,
-    record: Record,
-) -> Best:
-    """Evaluate on dev and keep the better of `best` and now."""
-    scores = evaluate(engine.module, dev, config.eval_batch, engine.device)
-    record.log("eval", step, {"split": "dev", "epoch": round(epoch, 6), **scores})
-    if best is not None and scores["accuracy"] <= best.dev["accuracy"]:
-        return best
-    weights = {name: value.detach().cpu().clone() for name, value in engine.module.model.state_dict().items()}
-    return Best(step, round(epoch, 6), scores, weights)
+def _evaluate(session: Session, epoch: float) -> None:
+    """Score dev and keep the better of the best so far and now. All ranks go by what rank 0 finds."""
+    dev, progress, engine, task = session.data["dev"], session.progress, session.engine, session.task
+    assert dev.gold is not None
+    found = predict(engine.module, dev, session.config.eval_batch, session.device)
+    scores = dist.gather(score(found, dev.gold, task))[0]
+    session.record.log("eval", progress.step, {"split": "dev", "epoch": round(epoch, 6), **scores})
+    main = task.metrics[0]
+    if progress.best is not None and scores[main] <= progress.best.dev[main]:
+        progress.stale += 1
+        return
+    progress.best = Best(progress.step, round(epoch, 6), scores, engine.full_state())
+    progress.stale = 0
 
 
-def build(run: Run, config: FinetuneConfig, classes: list[str]) -> TaskModel:
-    """The model with a new head, and its adversary where the method has one; both follow from the seed."""
-    seed_all(run.seed, HEAD, 0)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        config.models[run.model],
-        num_labels=len(classes),
-        id2label=dict(enumerate(classes)),
-        label2id={name: index for index, name in enumerate(classes)},
-        dtype=torch.float32,
-        ignore_mismatched_sizes=True,
-    )
-    seed_all(run.seed, ADVERSARY, 0)
-    module = TaskModel(model, "classification", config.asa if METHODS[run.method](config).uses_adversary else None)
-    if module.adversary is not None and exported_adversary(run, config):
-        module.adversary.load_pretrained(config.models[run.model])
-    return module
+def _finish(session: Session, best: Best) -> dict[str, Any]:
+    """Predict, score and keep what the selected weights give; the end line."""
+    config, folder, engine = session.config, session.config.out / session.run.name, session.engine
+    engine.restore("weights", best.weights.items())
+    scores = _final(session, folder / FOLDER)
+    if config.save_model:
+        start = record.read(session.record.path)[0] if dist.is_main() else {}
+        save_model(engine, config.models[session.run.model], folder / "model", start)
+    return {
+        **{f"dev_{name}": value for name, value in best.dev.items()},
+        **scores,
+        "best_step": best.step,
+        "best_epoch": best.epoch,
+        "steps": session.progress.step,
+        "train_seconds": round(session.progress.training, 3),
+        "seconds": round(time.perf_counter() - session.began, 3),
+        **_memory(session.device),
+    }
 
 
-def exported_adversary(run: Run, config: FinetuneConfig) -> bool:
-    """Whether the run, if its method has adversaries, takes those of the model's folder."""
-    return config.adversary == "exported" and (config.models[run.model] / ADVERSARY_FILE).is_file()
+def _final(session: Session, folder: Path) -> dict[str, float]:
+    """Predict every split but those of training and choice, keep the logits, score those with labels."""
+    scores: dict[str, float] = {}
+    for name, data in session.data.items():
+        if name in ("train", "dev"):
+            continue
+        found = predict(session.engine.module, data, session.config.eval_batch, session.device)
+        if dist.is_main():
+            save_predictions(folder / f"{name}.npz", stored(found, session.task, name))
+        if data.gold is not None:
+            scores |= {f"{name}_{metric}": value for metric, value in score(found, data.gold, session.task).items()}
+    return scores
+
+
+def _memory(device: torch.device) -> dict[str, int]:
+    """Peak memory of the process's tensors on a GPU; elsewhere nobody counts that of one run."""
+    if device.type != "cuda":
+        return {}
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return {"peak_memory_bytes": peak}
 
 
 def steps_of(config: FinetuneConfig, rows: int) -> int:
     """Batches of a run, each of them an optimizer step or, where the method replays it, several."""
     wanted = math.ceil(config.epochs * steps_per_epoch(rows, config.batch))
     return min(wanted, config.max_steps or wanted)
-
-
-def device_of(config: FinetuneConfig) -> torch.device:
-    """GPU i (modulo their number) for worker i/n, the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(config.worker.split("/")[0]) % torch.cuda.device_count())
-
-
-def _save(module: TaskModel, source: Path, folder: Path, facts: dict) -> None:
-    """An ordinary Hugging Face folder: the selected weights, with the tokenizer files of the model they came from."""
-    with manifest.staging(folder) as partial:
-        module.model.save_pretrained(partial)
-        for path in source.iterdir():
-            if path.name.startswith(("tokenizer", "vocab", "merges", "special_tokens")):
-                shutil.copy2(path, partial)
-        manifest.write(partial, "model", facts)

@@ -1,16 +1,15 @@
 """The command `maps`: what each layer attends to in a sentence, what its adversary masks, and what is left.
 
-A picture as the paper's Figure 6, for any text and any folder that `pretrain export` wrote.
+A picture as ASA's Figures 1 and 6, for any text and any folder that holds a model with its adversary.
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
-import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from asa import hf
 from asa.adversary import saved_config
@@ -20,57 +19,100 @@ from asa.errors import RequestError
 from asa.methods.asa import Map, attack
 from asa.signal import Perturb, Site
 from finetune.config import MapsConfig
+from finetune.report.attention import ENDING, Layer, Maps, paint, save, size, told
 
-# L length (queries, then keys)
-
-PANELS = ("attention", "kept by the adversary", "attention under attack")
-
-
-class Layer(NamedTuple):
-    """Weights without attack, keep map and weights under attack of one layer, averaged over heads.
-
-    masked: share of the pairs the layer sees at all that the map masks.
-    """
-
-    clean_LL: Tensor
-    keep_LL: Tensor
-    attacked_LL: Tensor
-    masked: float
+# H heads, L length (queries, then keys)
 
 
 def maps(config: MapsConfig) -> None:
-    """Draw `config.out`. Raises RequestError for a folder without an adversary or a text too long."""
+    """Draw `config.out`, and keep its numbers beside it for the report.
+
+    Raises: RequestError for a folder without an adversary, a text too long, or a layer or head that is not there.
+    """
     if config.out.suffix not in (".png", ".svg", ".pdf"):
         raise RequestError(f"out = {config.out}: allowed endings .png, .svg, .pdf; set --out")
-    tokens, layers = read(config.model, config.text)
-    chosen = range(len(layers)) if config.layers is None else config.layers
+    found = read(config)
+    config.out.parent.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=size(found), layout="constrained")
+    paint(figure, found)
+    figure.savefig(config.out, dpi=130)
+    numbers = config.out.with_suffix(ENDING)
+    save(found, numbers)
+    for line in told(found):
+        print(line)
+    print(f"written to {config.out} and {numbers}")
+
+
+def read(config: MapsConfig) -> Maps:
+    """The maps of the chosen layers on the text. The attack of a layer reaches those above."""
+    tokens, inputs = _tokens(config.model, config.text, "--model")
+    model = _model(config.model)
+    heads = range(model.config.num_attention_heads)
+    if config.head is not None and config.head not in heads:
+        raise RequestError(f"head = {config.head}: {config.model} has heads 0 to {heads[-1]}; set --head")
+    layers = _layers(model, config, inputs)
+    chosen = config.layers or range(len(layers))
     if wrong := [n for n in chosen if not 0 <= n < len(layers)]:
         raise RequestError(f"layers = {wrong[0]}: {config.model} has layers 0 to {len(layers) - 1}; set --layers")
-    config.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(tokens, {n: layers[n] for n in chosen}).savefig(config.out, dpi=130, bbox_inches="tight")
-    for n in chosen:
-        print(f"layer {n}: {layers[n].masked:.1%} of the pairs masked")
-    print(f"written to {config.out}")
+    beside = None if config.beside is None else _beside(config.beside, config, tokens, len(layers))
+    shown = {n: layers[n] if beside is None else layers[n]._replace(beside_LL=beside[n]) for n in chosen}
+    which = "mean over heads" if config.head is None else f"head {config.head}"
+    return Maps(_name(config.model), config.text, which, config.beside and _name(config.beside), tokens, shown)
 
 
-def read(folder: Path, text: str) -> tuple[list[str], list[Layer]]:
-    """Tokens and, for every layer from the bottom, its maps on the text. The attack of a layer reaches those above."""
-    hf.check_model(folder, "--model")
-    tokenizer = hf.load_tokenizer(folder, "--model")
-    inputs = tokenizer(text, return_tensors="pt")
+def _tokens(folder: Path, text: str, flag: str) -> tuple[list[str], dict[str, Tensor]]:
+    hf.check_model(folder, flag)
+    tokenizer = hf.load_tokenizer(folder, flag)
+    inputs = dict(tokenizer(text, return_tensors="pt"))
     length = inputs["input_ids"].shape[1]
-    hf.check_model(folder, "--model", length)
+    hf.check_model(folder, flag, length)
+    return [str(tokenizer.convert_ids_to_tokens(i)) for i in inputs["input_ids"][0].tolist()], inputs
+
+
+def _model(folder: Path) -> PreTrainedModel:
     with hf.quiet():
-        model = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-    settings = saved_config(folder)
+        return AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+
+
+def _beside(folder: Path, config: MapsConfig, tokens: list[str], layers: int) -> list[np.ndarray]:
+    """The weights of a second model, of every layer. Raises RequestError where they do not lie beside the first's."""
+    own, inputs = _tokens(folder, config.text, "--beside")
+    if own != tokens:
+        raise RequestError(
+            f"beside = {folder}: it splits the text into other tokens; set --beside to a model that does not"
+        )
+    with torch.no_grad():
+        attentions = _model(folder)(**inputs, output_attentions=True).attentions
+    if len(attentions) != layers:
+        raise RequestError(
+            f"beside = {folder}: {len(attentions)} layers, the model has {layers}; set --beside to one alike"
+        )
+    return [_shown(weights[0], config.head) for weights in attentions]
+
+
+def _name(folder: Path) -> str:
+    """The folder's name, or its run's for the folder `model` of a fine-tuning run."""
+    whole = folder.resolve()
+    return whole.parent.name if whole.name == "model" else whole.name
+
+
+def _shown(weights_HLL: Tensor, head: int | None) -> np.ndarray:
+    """LL: of one head, or the mean over heads."""
+    return (weights_HLL.mean(0) if head is None else weights_HLL[head]).numpy()
+
+
+def _layers(model: PreTrainedModel, config: MapsConfig, inputs: dict[str, Tensor]) -> list[Layer]:
+    """All layers from the bottom."""
+    settings = saved_config(config.model)
     adversary = attach(model, settings)
-    adversary.load_pretrained(folder)
+    adversary.load_pretrained(config.model)
     found: dict[int, Map] = {}
     mask = attack(adversary, [None] * len(adversary), found)
     clean: dict[int, Tensor] = {}
+    length = inputs["input_ids"].shape[1]
 
     def watch(site: Site) -> Tensor:
-        clean[site.layer] = site.weights()[0].mean(0)
+        clean[site.layer] = site.weights()[0]
         return torch.ones(1, length, length)
 
     with torch.no_grad():
@@ -78,31 +120,17 @@ def read(folder: Path, text: str) -> tuple[list[str], list[Layer]]:
             model(**inputs)
         with perturbed(model, Perturb(attend=mask)):
             attacked = model(**inputs, output_attentions=True).attentions
-    kept = {n: _kept(one, settings.empty_row == "unmasked") for n, one in found.items()}
-    seen = {n: one.seen_BLL[0].expand(length, length) for n, one in found.items()}
-    layers = [
-        Layer(clean[n], kept[n], attacked[n][0].mean(0), 1 - kept[n][seen[n]].mean().item()) for n in sorted(clean)
-    ]
-    return [str(tokenizer.convert_ids_to_tokens(i)) for i in inputs["input_ids"][0].tolist()], layers
+    layers = []
+    for n in sorted(clean):
+        keep_HLL = _kept(found[n], settings.empty_row == "unmasked")
+        seen_LL = found[n].seen_BLL[0].expand(length, length)
+        masked = 1 - keep_HLL.mean(0)[seen_LL].mean().item()
+        parts = [_shown(part, config.head) for part in (clean[n], keep_HLL.expand_as(clean[n]), attacked[n][0])]
+        layers.append(Layer(parts[0], parts[1], parts[2], masked))
+    return layers
 
 
 def _kept(found: Map, fill: bool) -> Tensor:
-    """What the layer attends under, averaged over heads: where a query would keep nothing, it keeps all."""
+    """HLL, or 1LL for a map that the heads share: where a query would keep nothing, it keeps all."""
     keep = found.keep if found.keep.dim() == 4 else found.keep.unsqueeze(1)
-    keep = fill_empty_rows(keep, found.seen_BLL.unsqueeze(1)) if fill else keep
-    return keep[0].mean(0)
-
-
-def draw(tokens: list[str], layers: dict[int, Layer]) -> Figure:
-    """One row of three panels per layer; rows of a panel are queries, columns keys."""
-    side = max(2.6, 0.19 * len(tokens))
-    figure, axes = plt.subplots(len(layers), 3, figsize=(3 * side, len(layers) * side), squeeze=False)
-    for row, (n, layer) in zip(axes, layers.items(), strict=True):
-        for axis, panel, values_LL in zip(row, PANELS, layer[:3], strict=True):
-            colours = "Greys" if panel == PANELS[1] else "viridis"
-            axis.imshow(values_LL.numpy(), vmin=0, vmax=1 if panel == PANELS[1] else None, cmap=colours)
-            axis.set_title(f"layer {n}: {panel}", fontsize=8)
-            axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
-            axis.set_yticks(range(len(tokens)), tokens, fontsize=6)
-    figure.tight_layout()
-    return figure
+    return (fill_empty_rows(keep, found.seen_BLL.unsqueeze(1)) if fill else keep)[0]

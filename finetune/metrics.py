@@ -1,29 +1,132 @@
-"""Scores of a model on a split: the clean branch in eval mode."""
+"""Scores of predictions, by scipy, scikit-learn and seqeval; higher is better."""
 
-import torch
-from sklearn.metrics import accuracy_score, f1_score
+from collections.abc import Callable, Sequence
+from itertools import chain
 
-from asa.losses import task_loss
-from asa.model import TaskModel
-from finetune.tasks.batches import Encoded, evaluation_batches
+import numpy as np
+from scipy import stats
+from seqeval.metrics import f1_score as entity_f1_score
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from asa.errors import RequestError
+from finetune.predictions import Predictions, Stored
+from finetune.tasks.task import Kind, Label, Task
+
+OUTSIDE = "O"  # the label of a word that belongs to no entity
 
 
-@torch.no_grad()
-def evaluate(module: TaskModel, data: Encoded, size: int, device: torch.device) -> dict[str, float]:
-    """accuracy, macro_f1 (mean over all classes of the task, 0 for one never seen) and loss (mean cross entropy)."""
-    module.eval()
-    losses, predictions, labels = [], [], []
-    classes = sorted(module.model.config.id2label or {})
-    for batch in evaluation_batches(data, size):
-        moved = batch.to(device)
-        out = module(moved)
-        losses.append(task_loss(out, moved))
-        predictions.append(out.logits.argmax(-1))
-        labels.append(batch.labels)
-    guessed, truth = torch.cat(predictions).cpu().numpy(), torch.cat(labels).numpy()
-    return {
-        "accuracy": float(accuracy_score(truth, guessed)),
-        # The stubs of scikit-learn know zero_division as text only.
-        "macro_f1": float(f1_score(truth, guessed, labels=classes, average="macro", zero_division=0)),  # type: ignore
-        "loss": float(torch.stack(losses).sum()),
-    }
+def score(predictions: Predictions, gold: Sequence[Label], task: Task | Stored) -> dict[str, float]:
+    """The task's scores and, where there is one, the loss. Raises WorkError for numbers that are not finite."""
+    predictions.check()
+    found = predictions.labels
+    scores = {name: METRICS[name](gold, found, task.labels) for name in task.metrics}
+    return scores if predictions.loss is None else {**scores, "loss": predictions.loss}
+
+
+def usual(kind: Kind, labels: Sequence[str]) -> tuple[str, ...]:
+    """The metrics of a task that names none: USUAL, but accuracy for words whose labels mark no entities."""
+    return ("accuracy",) if kind == "token" and not _marks_entities(labels) else USUAL[kind]
+
+
+def check_metrics(metrics: Sequence[str], kind: Kind, labels: Sequence[str], flag: str = "--task.metrics") -> None:
+    """Raises RequestError for a metric that is not known, or not for such a task."""
+    for name in metrics:
+        if name not in FITTING[kind]:
+            raise RequestError(f"metrics: {name!r}, allowed for kind {kind}: {', '.join(FITTING[kind])}; set {flag}")
+        if name == "f1" and len(labels) != 2:
+            raise RequestError(f"metrics: 'f1' is of two classes, there are {len(labels)}; set {flag} macro_f1")
+        if name == "entity_f1" and not _marks_entities(labels):
+            raise RequestError(f"metrics: 'entity_f1' wants labels O, B-... and I-...; set {flag} accuracy")
+
+
+def _marks_entities(labels: Sequence[str]) -> bool:
+    return len(labels) > 1 and all(name == OUTSIDE or name.startswith(("B-", "I-")) for name in labels)
+
+
+def _accuracy(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
+    if gold and isinstance(gold[0], list):
+        names, guesses = _words(gold, found, labels)
+        return float(accuracy_score(list(chain.from_iterable(names)), list(chain.from_iterable(guesses))))
+    return float(accuracy_score(gold, found))
+
+
+def _f1(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
+    return float(f1_score(gold, found, pos_label=1, zero_division=0))  # type: ignore[arg-type]  # stubs know text only
+
+
+def _macro_f1(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
+    classes = list(range(len(labels)))
+    return float(f1_score(gold, found, labels=classes, average="macro", zero_division=0))  # type: ignore[arg-type]
+
+
+def _matthews(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
+    """0 where all are of one class, gold and predicted."""
+    return float(matthews_corrcoef(gold, found)) if len(np.unique([*gold, *found])) > 1 else 0.0
+
+
+def _pearson(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
+    return _correlation(stats.pearsonr, gold, found)
+
+
+def _spearman(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
+    return _correlation(stats.spearmanr, gold, found)
+
+
+def _correlation(function: Callable, gold: Sequence[Label], found: Sequence[Label]) -> float:
+    """0 where either side is constant and no correlation exists."""
+    if np.ptp(np.asarray(gold)) == 0 or np.ptp(np.asarray(found)) == 0:
+        return 0.0
+    return float(function(gold, found).statistic)
+
+
+def _words(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> tuple[list[list[str]], list[list[str]]]:
+    """Label names of every word; a word that was cut off is predicted as outside any entity."""
+    names, guesses = [], []
+    for right, guess in zip(gold, found, strict=True):
+        assert isinstance(right, list)
+        assert isinstance(guess, list)
+        names.append([labels[index] for index in right])
+        guesses.append([labels[index] for index in guess] + [OUTSIDE] * (len(right) - len(guess)))
+    return names, guesses
+
+
+def _entity_f1(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
+    names, guesses = _words(gold, found, labels)
+    return float(entity_f1_score(names, guesses, zero_division=0))  # type: ignore[arg-type]
+
+
+def _token_f1(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
+    names, guesses = (list(chain.from_iterable(rows)) for rows in _words(gold, found, labels))
+    inside = [name for name in labels if name != OUTSIDE]
+    return float(f1_score(names, guesses, labels=inside, average="micro", zero_division=0))  # type: ignore[arg-type]
+
+
+Metric = Callable[[Sequence[Label], Sequence[Label], list[str]], float]
+METRICS: dict[str, Metric] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "macro_f1": _macro_f1,
+    "matthews": _matthews,
+    "pearson": _pearson,
+    "spearman": _spearman,
+    "entity_f1": _entity_f1,
+    "token_f1": _token_f1,
+}
+"""Scores by name, of gold labels and predicted ones in row order. accuracy: of rows, or of all words together. f1: of
+the second class. macro_f1: mean over all classes, 0 for one never seen. entity_f1: whole entities, by seqeval.
+token_f1: words, all classes but O pooled. A word that was cut off is predicted as O."""
+
+USUAL: dict[Kind, tuple[str, ...]] = {
+    "classification": ("accuracy", "macro_f1"),
+    "regression": ("pearson", "spearman"),
+    "token": ("entity_f1", "token_f1"),
+    "choice": ("accuracy",),
+}
+
+FITTING: dict[Kind, tuple[str, ...]] = {
+    "classification": ("accuracy", "f1", "macro_f1", "matthews"),
+    "regression": ("pearson", "spearman"),
+    "token": ("accuracy", "entity_f1", "token_f1"),
+    "choice": ("accuracy",),
+}
+"""The metrics that a task of a kind may have."""

@@ -1,130 +1,161 @@
-"""Every model x method x seed of a config: inputs checked first, then one run after the other."""
+"""Every task x model x method x seed of a config: inputs checked first, then run after run."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig
-from transformers.utils import logging as transformers_logging
 
-from asa import hf, manifest, record
-from asa.config import to_dict
-from asa.errors import RequestError
+from asa import dist, hf, record
+from asa.config import from_dict
+from asa.errors import RequestError, WorkError
 from asa.families import family
 from asa.methods import METHODS
-from finetune.config import FinetuneConfig
-from finetune.loop import Run, exported_adversary, train
-from finetune.tasks import folder
+from finetune import state
+from finetune.claims import claimed
+from finetune.config import FinetuneConfig, check
+from finetune.facts import facts_of, is_begun, is_finished
+from finetune.live import Board
+from finetune.loop import Diverged, train
+from finetune.recipes import resolved
+from finetune.run import Cell, Run
 from finetune.tasks.batches import Encoded, encode
+from finetune.tasks.facts import told
+from finetune.tasks.load import load, trainable
+from finetune.tasks.spec import TaskConfig, named
+from finetune.tasks.task import Task
 
-# What a run's score does not depend on: it may differ between the workers and between the calls of one sweep.
-_ELSEWHERE = ("models", "methods", "seeds", "out", "worker", "overwrite")
+
+class Sweep:
+    """The runs of a request, their tasks and what they are recognised by."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        """Args: given, the keys of FinetuneConfig that files and flags say, nested; the rest is the task's recipe.
+
+        Raises: RequestError for a wrong input; WorkError for a damaged task.
+        """
+        config = from_dict(FinetuneConfig, given)
+        self.models = config.models
+        self.tasks = tasks_of(config)
+        self.cells = plan(given, list(self.tasks.values()))
+        self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
+        # One of another request is refused before anything is trained.
+        self.finished = [cell for cell in self.cells if is_finished(cell, self.facts[cell.run])]
+        # The splits of one task for every model; the runs of a task come one after the other.
+        self._encoded = functools.lru_cache(maxsize=len(config.models))(self._encode)
+
+    def _encode(self, task: str, model: str, length: int) -> dict[str, Encoded]:
+        tokenizer = hf.load_tokenizer(self.models[model], f"--models.{model}")
+        kind, splits = self.tasks[task].kind, self.tasks[task].splits
+        return {name: encode(kind, split, tokenizer, length) for name, split in splits.items()}
+
+    def make(self, cell: Cell, board: Board) -> WorkError | None:
+        """One claimed run, unless another process has finished it meanwhile; the error it failed with. All ranks must
+        call it."""
+        run, facts = cell.run, self.facts[cell.run]
+        if dist.on_main(lambda: is_finished(cell, facts)):
+            return None
+        going_on = dist.on_main(lambda: is_begun(cell, facts))
+        data = self._encoded(run.task, run.model, cell.config.length)
+        try:
+            end = train(cell, self.tasks[run.task], data, facts, going_on)
+        except WorkError as error:
+            if dist.world() > 1 and not isinstance(error, Diverged):
+                raise  # the other ranks may not have seen it
+            board.say(f"{run.name:40s} failed: {error}")
+            return error
+        board.say(_line(run, self.tasks[run.task], end))
+        return None
 
 
-def sweep(config: FinetuneConfig) -> None:
-    """Train this worker's part of the runs; finished ones are kept. Prints one line per run.
+def sweep(given: dict[str, Any]) -> None:
+    """Make the runs that no other process makes; finished ones are kept. Prints one line per run, or a live table.
 
-    Raises: RequestError for a wrong input, before anything is trained; WorkError for a damaged task or a diverged run.
+    Raises: RequestError for a wrong input, before anything is trained; WorkError for a damaged task, and at the end
+        where runs have failed.
     """
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    for name in config.methods:
-        METHODS[name](config)  # settings a method cannot work with are refused now, not after hours of other runs
-    task = folder.load(config.task)
-    weights = {name: check_model(name, path, config.length) for name, path in config.models.items()}
-    every = plan(config)
-    facts = {run: facts_of(run, config, task, weights[run.model]) for run in every}
-    done = {run for run in every if kept(run, config, facts[run])}
+    config = from_dict(FinetuneConfig, given)
+    work = Sweep(given)
+    failed: dict[str, WorkError] = {}
 
-    @functools.cache
-    def encoded(model: str) -> dict[str, Encoded]:
-        tokenizer = hf.load_tokenizer(config.models[model], f"--models.{model}")
-        return {name: encode(split, tokenizer, config.length) for name, split in task.splits.items()}
+    def make(cell: Cell) -> None:
+        if (error := work.make(cell, board)) is not None:
+            failed[cell.run.name] = error
 
-    for run in share(every, config.worker):
-        if run in done:
-            print(f"{run.name:32s} finished before", flush=True)
-            continue
-        end = train(run, config, encoded(run.model), task.classes, facts[run])
-        print(_line(run, end), flush=True)
-
-
-def plan(config: FinetuneConfig) -> list[Run]:
-    """The runs, methods outermost: a method's runs cost alike, so dealing them out in turn gives equal shares."""
-    return [Run(model, method, s) for method in config.methods for s in config.seeds for model in config.models]
-
-
-def share(runs: list[Run], worker: str) -> list[Run]:
-    """Part i/n: the runs whose number leaves i when divided by n."""
-    part, parts = (int(number) for number in worker.split("/"))
-    return runs[part::parts]
+    metrics = {name: task.metrics[0] for name, task in work.tasks.items()}
+    with Board(work.cells, metrics, work.finished, config.worker) as board:
+        for task in work.tasks.values():
+            board.note(told(task))
+        for cell in work.finished:
+            state.clear(cell.folder)  # left where a kill came between the end line and this
+            board.note(f"{cell.run.name:40s} finished before")
+        others = []
+        for cell in (cell for cell in work.cells if cell not in work.finished):
+            with claimed(cell) as mine:
+                make(cell) if mine else others.append(cell)
+        if config.worker == 0 and dist.world() == 1:
+            # Those of processes that are killed meanwhile fall to this one.
+            for cell in others:
+                with claimed(cell, wait=True):
+                    if not has_failed(cell):
+                        make(cell)
+    if failed:
+        names, first = ", ".join(failed), next(iter(failed.values()))
+        raise WorkError(f"{len(failed)} of {len(work.cells)} runs failed ({names}); the first: {first}")
 
 
-def check_model(name: str, path: Path, length: int) -> str:
-    """sha256 of the weights of a Hugging Face folder that can be trained here.
+def has_failed(cell: Cell) -> bool:
+    """Whether whoever made the run last came to a bad end."""
+    events = record.read(cell.folder / record.NAME)
+    return bool(events) and events[-1]["event"] == "failed"
 
-    Raises: RequestError for a missing or incomplete folder, an unsupported family, or rows longer than it takes.
+
+def tasks_of(config: FinetuneConfig) -> dict[str, Task]:
+    """The tasks that a request names, loaded, by name. Raises RequestError for one that is not known, or
+    has no rows to train on."""
+    tasks = [trainable(load(spec, config)) for spec in specs(config)]
+    return {task.name: task for task in tasks}
+
+
+def specs(config: FinetuneConfig) -> list[TaskConfig]:
+    """The tasks that a request names. Raises RequestError for one that is not known."""
+    return [named(name) for name in config.tasks] if config.tasks else [config.task]
+
+
+def plan(given: dict[str, Any], tasks: list[Task]) -> list[Cell]:
+    """The runs, a task after the other and in it a seed after the other, so that what is done is comparable early.
+
+    Raises: RequestError for settings that a method or a model cannot work with.
     """
+    config = from_dict(FinetuneConfig, given)
+    cells = []
+    for spec, task in zip(specs(config), tasks, strict=True):
+        own = {method: resolved(given, spec, method) for method in config.methods}
+        for method, settings in own.items():
+            check(settings, torch.cuda.is_available())
+            METHODS[method](settings)  # settings a method cannot work with are refused now, not after hours of runs
+            for name, path in settings.models.items():
+                check_model(name, path, settings.length)
+        cells += [
+            Cell(Run(task.name, model, method, seed), own[method])
+            for seed in config.seeds
+            for method in config.methods
+            for model in config.models
+        ]
+    return cells
+
+
+def check_model(name: str, path: Any, length: int) -> None:
+    """Raises RequestError for a missing or incomplete folder, an unsupported family, or rows longer than it takes."""
     flag = f"--models.{name}"
     hf.check_model(path, flag)
     hf.load_tokenizer(path, flag)
     shape = AutoConfig.from_pretrained(path)
     if length > (most := family(shape.model_type).longest(shape)):
         raise RequestError(f"length = {length}: {path} takes at most {most} tokens; lower --length")
-    files = sorted(file for pattern in ("*.safetensors", "pytorch_model*.bin") for file in path.glob(pattern))
-    return "+".join(manifest.file_sha256(file) for file in files)
 
 
-def facts_of(run: Run, config: FinetuneConfig, task: folder.Task, weights: str) -> dict[str, Any]:
-    """The start line of a run: what it is, all that its scores depend on, and where it ran."""
-    settings = {key: value for key, value in to_dict(config).items() if key not in _ELSEWHERE}
-    adversary = {"adversary": "exported" if exported_adversary(run, config) else "fresh"}
-    return {
-        "stage": "finetune",
-        "model": run.model,
-        "task": task.name,
-        "method": run.method,
-        "seed": run.seed,
-        "config": settings,
-        "inputs": {"model": str(config.models[run.model]), "model_sha256": weights, "task_sha256": task.sha256},
-        **(adversary if METHODS[run.method](config).uses_adversary else {}),
-        "environment": record.environment(),
-    }
-
-
-def kept(run: Run, config: FinetuneConfig, facts: dict[str, Any]) -> bool:
-    """Whether the run is finished already with these very settings and inputs.
-
-    Raises: RequestError when it is finished with others and overwrite is off.
-    """
-    path = config.out / run.name / record.NAME
-    if not record.finished(path):
-        return False
-    before = _essence(record.read(path)[0])
-    if before == _essence(facts):
-        return True
-    if config.overwrite:
-        return False
-    changed = sorted(key for key in before | _essence(facts) if before.get(key) != _essence(facts).get(key))
-    raise RequestError(
-        f"{path.parent} is a finished run with another {', '.join(changed)}; set --out or --overwrite true"
-    )
-
-
-def _essence(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts a finished run is recognised by, flat: weights and task by content, not by path."""
-    config = {key: value for key, value in facts.get("config", {}).items() if key != "task"}
-    inputs = {key: value for key, value in facts.get("inputs", {}).items() if key.endswith("sha256")}
-    return {**_flat(config), **inputs}
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
-
-
-def _line(run: Run, end: dict[str, Any]) -> str:
-    scores = f"dev {end['dev_accuracy']:.4f}  test {end['test_accuracy']:.4f}  macro F1 {end['test_macro_f1']:.4f}"
-    return f"{run.name:32s} {scores}  best epoch {end['best_epoch']:g}  {end['seconds']:.1f} s"
+def _line(run: Run, task: Task, end: dict[str, Any]) -> str:
+    scored = [key for key in end if key.partition("_")[2] in task.metrics]
+    scores = "  ".join(f"{key} {end[key]:.4f}" for key in scored)
+    return f"{run.name:40s} {scores}  best epoch {end['best_epoch']:g}  {end['seconds']:.1f} s"

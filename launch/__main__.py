@@ -9,12 +9,13 @@ import torch
 
 import cli
 from asa import manifest, record
+from asa.errors import RequestError
 from finetune.config import FinetuneConfig
-from finetune.sweep import check_model
+from finetune.sweep import Sweep
 from launch import slurm
 from launch.command import deepspeed_command, environment, exported, remote_signals
-from launch.nodes import Nodes, devices, find_nodes, local_nproc
-from launch.options import ClusterOptions, Options, read
+from launch.nodes import Nodes, devices, find_nodes, local_nproc, most_processes
+from launch.options import ClusterOptions, FinetuneOptions, read
 from launch.processes import Outcome, run_together
 from pretrain.config import PretrainConfig, check
 from pretrain.resume import newest
@@ -53,18 +54,31 @@ def _check_pretraining(request: PretrainConfig, nodes: Nodes) -> None:
 
 
 def finetune_(argv: list[str]) -> None:
-    """Fine-tune models x methods x seeds, --nproc runs at a time, each on one device."""
-    options, request, rest = read(Options, FinetuneConfig, argv, "python -m launch finetune [--nproc N]")
-    nproc = local_nproc(options) or devices()
-    manifest.verify(request.task, "task", "--task")
-    for name, path in request.models.items():
-        check_model(name, path, request.length)
-    settings = environment(nproc)
-    workers = [[sys.executable, "-m", "finetune", "run", *rest, "--worker", f"{i}/{nproc}"] for i in range(nproc)]
-    for command in workers:
+    """Fine-tune tasks x models x methods x seeds, --nproc runs at a time on a device each, or a run on --ranks."""
+    prog = "python -m launch finetune [--nproc N | --ranks N]"
+    options, _, rest = read(FinetuneOptions, FinetuneConfig, argv, prog)
+    commands, settings = finetune_commands(options, rest)
+    # Refuse here, in one line, what every process would refuse.
+    Sweep(cli.given(FinetuneConfig, rest, prog))
+    for command in commands:
         show(command, settings)
     if not options.dry_run:
-        sys.exit(answer(run_together(workers, os.environ | settings, "finetune"), finished=True))
+        sys.exit(answer(run_together(commands, os.environ | settings, "finetune"), finished=True))
+
+
+def finetune_commands(options: FinetuneOptions, rest: list[str]) -> tuple[list[list[str]], dict[str, str]]:
+    """The command lines, and what their environment gets."""
+    module = ["finetune", "run", *rest]
+    if options.ranks == 1:
+        nproc = local_nproc(options) or devices()
+        settings = environment(nproc)
+        return [[sys.executable, "-m", *module, "--worker", str(number)] for number in range(nproc)], settings
+    if options.nproc is not None:
+        raise RequestError("--ranks is for one run at a time, --nproc for several; leave one of them out")
+    if options.ranks > most_processes():
+        raise RequestError(f"ranks = {options.ranks}: allowed: 1 to {most_processes()} on this machine; set --ranks")
+    nodes = Nodes({"localhost": options.ranks}, node=0)
+    return [deepspeed_command(ClusterOptions(), nodes, module)], environment(options.ranks)
 
 
 def show(command: list[str], settings: dict[str, str]) -> None:

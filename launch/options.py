@@ -25,6 +25,14 @@ class Options:
 
 
 @config
+class FinetuneOptions(Options):
+    """How the processes of a sweep are started."""
+
+    ranks: Annotated[int, Field(ge=1)] = 1
+    """Processes that share the batches of a run, one run at a time; --nproc is for runs side by side."""
+
+
+@config
 class ClusterOptions(Options):
     """How processes are started on one or several machines."""
 

@@ -1,5 +1,6 @@
-"""Find the runs below a folder and read their metrics.jsonl."""
+"""Find the runs below a folder, read their metrics.jsonl, and say which of them may be compared."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +8,13 @@ from typing import Any
 
 from asa import record
 from asa.errors import RequestError
+from asa.methods import MethodsConfig
 
-STAGES = ("finetune", "pretrain")
+STAGES = ("finetune", "score", "robustness", "pretrain")
+COMPARED = ("finetune", "score")  # stages whose runs stand for a model, a method and a seed on a task
 # Settings that move no score; the data is compared by its hash.
-_NEUTRAL = ("task", "out", "log_every", "save_every", "keep", "save_model", "worker")
+_NEUTRAL = ("task", "out", "log_every", "save_every", "keep", "save_model", "worker", "adversary")
+_METHODS = tuple(field.name for field in dataclasses.fields(MethodsConfig))
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Run:
     """One metrics.jsonl. name: its folder below the runs folder; end: None for an unfinished run."""
 
     name: str
+    folder: Path
     facts: dict[str, Any]
     train: list[dict[str, Any]]
     evals: list[dict[str, Any]]
@@ -28,25 +33,68 @@ class Run:
         return self.facts.get("stage")
 
     @property
+    def model(self) -> str:
+        return str(self.facts.get("model") or "n/a")
+
+    @property
     def method(self) -> str:
-        return str(self.facts.get("method", "n/a"))
+        return str(self.facts.get("method") or "n/a")
+
+    @property
+    def seed(self) -> int:
+        """-1 where there is none, as of a model from elsewhere that was only scored."""
+        seed = self.facts.get("seed")
+        return -1 if seed is None else seed
+
+    @property
+    def task(self) -> str:
+        """The task that is scored, with the one that was trained on where that is another."""
+        name, source = self.facts.get("task", "n/a"), self.facts.get("trained_on")
+        return f"{name} after {source}" if self.stage == "score" and source else str(name)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the task's metrics, the main one first."""
+        return list(self.facts.get("metrics") or ("accuracy", "macro_f1"))
 
     @property
     def last_step(self) -> int:
         return max((event["step"] for event in self.train + self.evals), default=0)
 
     @property
-    def settings(self) -> str:
-        """All that makes two runs comparable, as text: the configuration and the hash of the data."""
-        config = {key: value for key, value in self.facts.get("config", {}).items() if key not in _NEUTRAL}
-        task = self.facts.get("inputs", {}).get("task_sha256")
+    def shared(self) -> dict[str, Any]:
+        """What makes the runs of different methods comparable: the settings of no method, and the data's hash."""
         own = ("method", "seed", "model") if self.stage == "pretrain" else ()
-        return json.dumps([{key: value for key, value in config.items() if key not in own}, task], sort_keys=True)
+        config = self.facts.get("config", {})
+        settings = {key: value for key, value in config.items() if key not in (*_NEUTRAL, *_METHODS, *own)}
+        return {**flat(settings), "task_sha256": str(self.facts.get("inputs", {}).get("task_sha256"))[:8]}
+
+    @property
+    def settings(self) -> str:
+        """`shared` as text."""
+        return json.dumps(self.shared, sort_keys=True)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The settings of its method, by dotted key. Vanilla training has none, whatever its record holds."""
+        if self.method == "vanilla":
+            return {}
+        config = self.facts.get("config", {})
+        groups = {name: config[name] for name in _METHODS if name in config}
+        return flat(groups) | ({"adversary": self.facts["adversary"]} if "adversary" in self.facts else {})
 
     def series(self, key: str, events: str = "train") -> tuple[list[int], list[Any]]:
         """Steps and values of a metric over the train or eval events that hold it."""
         found = [(event["step"], event[key]) for event in getattr(self, events) if key in event]
         return [step for step, _ in found], [value for _, value in found]
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys as dotted ones."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
 
 
 def collect(folder: Path) -> list[Run]:
@@ -64,8 +112,8 @@ def collect(folder: Path) -> list[Run]:
     return runs
 
 
-def finished(runs: list[Run], stage: str) -> list[Run]:
-    return [run for run in runs if run.stage == stage and run.end is not None]
+def finished(runs: list[Run], *stages: str) -> list[Run]:
+    return [run for run in runs if run.stage in stages and run.end is not None]
 
 
 def unfinished(runs: list[Run]) -> list[Run]:
@@ -73,45 +121,28 @@ def unfinished(runs: list[Run]) -> list[Run]:
     return [run for run in runs if run.end is None or run.stage not in STAGES]
 
 
-def lettered(runs: list[Run]) -> dict[str, str]:
-    """A letter for each distinct set of settings: A where all runs share one."""
-    distinct = sorted({run.settings for run in runs})
-    return {settings: _letters(index) for index, settings in enumerate(distinct)}
-
-
-def model_label(run: Run, runs: list[Run]) -> str:
-    """The model's name, with the start of its hash where the name stands for several sets of weights."""
-    name = str(run.facts.get("model", "n/a"))
-    mine = _weights(run)
-    others = {_weights(other) for other in runs if other.facts.get("model") == run.facts.get("model")}
-    return name if len(others) == 1 else f"{name} ({mine[:8]})"
-
-
-def _weights(run: Run) -> str:
-    return str(run.facts.get("inputs", {}).get("model_sha256", ""))
+def weights(run: Run) -> str:
+    """Hash of the weights a run began with; empty for a run's own model that was scored: each run has another."""
+    trained = run.stage == "score" and run.facts.get("method")
+    return "" if trained else str(run.facts.get("inputs", {}).get("model_sha256", ""))
 
 
 def _read(path: Path, name: str) -> Run:
     events = record.read(path)
     facts = events[0] if events and events[0]["event"] == "start" else {}
     by_kind = {kind: [event for event in events if event["event"] == kind] for kind in ("train", "eval", "end")}
-    return Run(name, facts, by_kind["train"], by_kind["eval"], (by_kind["end"] or [None])[-1])
+    return Run(name, path.parent, facts, by_kind["train"], by_kind["eval"], (by_kind["end"] or [None])[-1])
 
 
 def _refuse_twins(runs: list[Run]) -> None:
     """Two records of one run would pass for two seeds."""
     seen: dict[tuple, str] = {}
-    for run in finished(runs, "finetune"):
-        cell = tuple(str(run.facts.get(key)) for key in ("task", "model", "method", "seed"))
-        cell += (_weights(run), run.settings)
+    for run in finished(runs, *COMPARED):
+        cell = tuple(str(run.facts.get(key)) for key in ("stage", "model", "method", "seed"))
+        cell += (run.task, weights(run), run.settings, json.dumps(run.own, sort_keys=True))
         if cell in seen:
             raise RequestError(
                 f"{seen[cell]} and {run.name} are the same run (task, model, method, seed, settings);"
                 " remove one or give a folder that holds one"
             )
         seen[cell] = run.name
-
-
-def _letters(index: int) -> str:
-    letter = chr(ord("A") + index % 26)
-    return letter if index < 26 else _letters(index // 26 - 1) + letter

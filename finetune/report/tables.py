@@ -1,91 +1,95 @@
-"""Frames -> tables of text, the same for HTML and Markdown."""
+"""Rows -> tables of text, the same for HTML and Markdown: one task, single runs, pre-training, what is left out."""
 
 import math
-from typing import Any, NamedTuple
-
-import pandas as pd
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from finetune.report.collect import STAGES, Run, unfinished
-from finetune.report.frames import GROUP, SCORES, summarise
+from finetune.report.labels import grouped, words
+from finetune.report.rows import NAN, Row, of, scores, spread
 
 
 class Table(NamedTuple):
     """Cells as text; the first `names` columns name the row, the rest are figures."""
 
+    caption: str
     columns: list[str]
     rows: list[list[str]]
     names: int
 
 
-def results(frame: pd.DataFrame) -> Table:
+def results(rows: list[Row]) -> Table:
     """Mean and standard deviation per model x method of one task and one set of settings."""
-    groups: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for row in summarise(frame, GROUP, SCORES).to_dict("records"):
-        groups.setdefault((row["model"], row["method"]), {})[row["metric"]] = {str(key): row[key] for key in row}
-    rows = []
-    for (model, method), by_metric in groups.items():
-        scores = [spread(by_metric[name], 100, 2) for name in SCORES[:3]]
-        gain, seconds = spread(by_metric["gain"], 100, 2, "+"), spread(by_metric["seconds"], 1, 1)
-        rows.append([model, method, str(by_metric["test_accuracy"]["n"]), *scores, gain, seconds])
-    figures = ["n", "Test accuracy, %", "Test macro F1, %", "Dev accuracy, %", "vs vanilla, points", "Seconds per run"]
-    return Table(["Model", "Method", *figures], rows, 2)
+    found = list(dict.fromkeys(key for row in rows for key in scores(row.run)))
+    cells = []
+    for (model, method), same in grouped(rows, lambda row: (row.model, row.method)).items():
+        means = [mean_sd(of(same, name), 100, 2) for name in found]
+        gain, seconds = mean_sd(of(same, "gain"), 100, 2, "+"), mean_sd(of(same, "seconds"), 1, 1)
+        cells.append([model, method, str(len(same)), *means, gain, seconds])
+    figures = ["n", *[f"{score_name(name)}, %" for name in found], "vs vanilla, points", "Seconds per run"]
+    return Table(f"{rows[0].task}: every score", ["Model", "Method", *figures], cells, 2)
 
 
-def every_run(frame: pd.DataFrame) -> Table:
-    """One row per finished fine-tuning run."""
-    rows = [
-        [
-            row["run"],
-            row["task"],
-            *[number(row[name] * 100, 2) for name in SCORES[:3]],
-            number(row["best_epoch"], 2),
-            number(row["steps"], 0),
-            number(row["seconds"], 1),
-        ]
-        for row in frame.to_dict("records")
-    ]
-    scores = ["Test accuracy, %", "Test macro F1, %", "Dev accuracy, %", "Best epoch", "Steps", "Seconds"]
-    return Table(["Run", "Task", *scores], rows, 2)
+def score_name(key: str) -> str:
+    """`test_macro_f1` as a heading: Test macro F1."""
+    text = words(key)
+    return text[:1].upper() + text[1:]
 
 
-def pretraining(frame: pd.DataFrame) -> Table:
+def every_run(rows: list[Row]) -> Table:
+    """One row per finished fine-tuning run or scored model."""
+    cells = []
+    for row in rows:
+        end = row.run.end or {}
+        dev = row.values.get(f"dev_{row.metric}", NAN)
+        rest = [number(end.get(key, NAN), digits) for key, digits in (("best_epoch", 2), ("steps", 0), ("seconds", 1))]
+        cells.append(
+            [row.run.name, row.task, words(row.metric), number(row.score * 100, 2), number(dev * 100, 2), *rest]
+        )
+    figures = ["Test, %", "Dev, %", "Best epoch", "Steps", "Seconds"]
+    return Table("One row per finished run", ["Run", "Task", "Metric", *figures], cells, 3)
+
+
+def pretraining(rows: list[Row]) -> Table:
     """One row per finished pre-training run."""
 
-    def change(row: dict, metric: str, scale: float, digits: int) -> str:
-        return " → ".join(number(row[f"{metric}_{when}"] * scale, digits) for when in ("before", "after"))
+    def change(row: Row, metric: str, scale: float, digits: int) -> str:
+        return " → ".join(number(row.values[f"{metric}_{when}"] * scale, digits) for when in ("before", "after"))
 
-    rows = [
+    cells = [
         [
-            *[row[name] for name in ("run", "model", "method")],
-            str(row["seed"]),
-            number(row["steps"], 0),
+            row.run.name,
+            row.model,
+            row.method,
+            str(row.run.seed),
+            number(row.run.last_step, 0),
             change(row, "heldout_loss", 1, 3),
             change(row, "heldout_accuracy", 100, 2),
-            number(row["tokens_per_s"], 0),
-            number(row["seconds"], 1),
+            number(row.values["tokens_per_s"], 0),
+            number(row.values["seconds"], 1),
         ]
-        for row in frame.to_dict("records")
+        for row in rows
     ]
     figures = ["Seed", "Steps", "Held-out loss", "Held-out accuracy, %", "Tokens/s", "Seconds"]
-    return Table(["Run", "From", "Method", *figures], rows, 3)
+    return Table("Pre-training runs", ["Run", "From", "Method", *figures], cells, 3)
 
 
 def left_out(runs: list[Run]) -> Table:
     """The runs that no average holds, and why."""
-    rows = []
+    cells = []
     for run in unfinished(runs):
         known = run.stage in STAGES
         why = "unfinished" if known else "no start line of a known stage"
         names = [str(run.facts.get(key, "n/a")) for key in ("stage", "model", "method", "seed")]
-        rows.append([run.name, why, *names, f"{run.last_step:,}"])
-    return Table(["Run", "Why", "Stage", "Model", "Method", "Seed", "Last step"], rows, 6)
+        cells.append([run.name, why, *names, f"{run.last_step:,}"])
+    return Table("Runs without a result", ["Run", "Why", "Stage", "Model", "Method", "Seed", "Last step"], cells, 6)
 
 
-def spread(statistics: dict[str, Any], scale: float, digits: int, sign: str = "") -> str:
-    """`mean ± sd`; `n/a` for the deviation of a single run, a hyphen where there is no value at all."""
-    mean, sd = statistics["mean"] * scale, statistics["sd"] * scale
-    return "-" if math.isnan(mean) else f"{mean:{sign},.{digits}f} ± {number(sd, digits)}"
+def mean_sd(values: Iterable[float], scale: float, digits: int, sign: str = "") -> str:
+    """`mean ± sd`; `n/a` for the deviation of a single value, a hyphen where there is none."""
+    found = spread(values)
+    return f"{number(found.mean * scale, digits, sign)} ± {number(found.sd * scale, digits)}" if found.n else "-"
 
 
-def number(value: float, digits: int) -> str:
-    return "n/a" if math.isnan(value) else f"{value:,.{digits}f}"
+def number(value: float, digits: int, sign: str = "") -> str:
+    return "n/a" if math.isnan(value) else f"{value:{sign},.{digits}f}"

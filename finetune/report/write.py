@@ -1,28 +1,21 @@
-"""Runs -> report.html, report.md, report.csv. The files are a pure function of the metrics.jsonl files."""
+"""Runs -> report.html, report.md, report.csv. The files are a pure function of the files below the runs folder."""
 
+import csv
+import io
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jinja2
-import pandas as pd
 import yaml
 
 from finetune.config import ReportConfig
-from finetune.report import plots, tables
-from finetune.report.collect import STAGES, Run, collect, finished, lettered
-from finetune.report.frames import finetune_frame, method_key, pretrain_frame, table_csv
-from finetune.report.plots import Plot
-from finetune.report.tables import Table
+from finetune.report import attention, tables
+from finetune.report.collect import COMPARED, STAGES, Run, collect, finished
+from finetune.report.labels import grouped, letters, method_labels
+from finetune.report.rows import Row, of, pretrain_rows, spread, tuned_rows
+from finetune.report.sections import sections
 
-
-class Section(NamedTuple):
-    """A heading with a table and figures below it."""
-
-    title: str
-    text: str
-    table: Table
-    plots: list[Plot]
+GROUP = ("stage", "task", "model", "method", "settings")
 
 
 def write(config: ReportConfig) -> None:
@@ -31,7 +24,15 @@ def write(config: ReportConfig) -> None:
     Raises: RequestError when there is no run below config.runs.
     """
     runs = collect(config.runs)
-    content = _content(runs)
+    tuned, trained = tuned_rows(runs), pretrain_rows(runs)
+    maps = [attention.load(path) for path in sorted(config.runs.rglob(f"*{attention.ENDING}"))]
+    content = {
+        "summary": _summary(runs, tuned, trained),
+        "sections": sections(runs, tuned, trained, maps),
+        "left_out": tables.left_out(runs),
+        "every_run": tables.every_run(tuned),
+        "settings": _settings(runs),
+    }
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
@@ -40,36 +41,22 @@ def write(config: ReportConfig) -> None:
         undefined=jinja2.StrictUndefined,
     )
     config.out.mkdir(parents=True, exist_ok=True)
-    _put(config.out / "report.csv", table_csv(runs))
+    _put(config.out / "report.csv", table_csv(tuned + trained))
     for name in ("report.md", "report.html"):
         _put(config.out / name, templates.get_template(f"{name}.j2").render(content))
     print(config.out / "report.html")
 
 
-def _content(runs: list[Run]) -> dict[str, Any]:
-    tuned, trained = finetune_frame(runs), pretrain_frame(runs)
-    groups = tuned.groupby(["task", "settings"], sort=False)
-    return {
-        "summary": _summary(runs, tuned, trained),
-        "tuning": [_tuning(runs, frame, f"task{index}") for index, (_, frame) in enumerate(groups)],
-        "pretraining": _pretraining(runs, trained) if len(trained) else None,
-        "left_out": tables.left_out(runs),
-        "every_run": tables.every_run(tuned),
-        "settings": _settings(runs),
-    }
-
-
-def _summary(runs: list[Run], tuned: pd.DataFrame, trained: pd.DataFrame) -> list[str]:
-    """What was run, one sentence per stage."""
+def _summary(runs: list[Run], tuned: list[Row], trained: list[Row]) -> list[str]:
+    """What was run, one sentence per task, and one for pre-training."""
     lines = []
-    for task, frame in tuned.groupby("task", sort=False):
-        seeds = ", ".join(str(seed) for seed in sorted(set(frame["seed"])))
-        models, methods = ", ".join(dict.fromkeys(frame["model"])), ", ".join(dict.fromkeys(frame["method"]))
-        lines.append(
-            f"Fine-tuning on {task}: {counted(len(frame))}; models {models}; methods {methods}; seeds {seeds}."
-        )
-    if len(trained):
-        parts = [f"{row['method']} from {row['model']}, {row['steps']:,} steps" for row in trained.to_dict("records")]
+    for (stage, task), same in grouped(tuned, lambda row: (row.run.stage, row.task)).items():
+        seeds = ", ".join(str(seed) for seed in sorted({row.run.seed for row in same} - {-1})) or "none"
+        models, methods = (", ".join(dict.fromkeys(names)) for names in zip(*[row[2:4] for row in same], strict=True))
+        what = "Fine-tuning on" if stage == "finetune" else "Scored on"
+        lines.append(f"{what} {task}: {counted(len(same))}; models {models}; methods {methods}; seeds {seeds}.")
+    if trained:
+        parts = [f"{row.method} from {row.model}, {row.run.last_step:,} steps" for row in trained]
         lines.append(f"Continual pre-training: {counted(len(trained))} ({'; '.join(dict.fromkeys(parts))}).")
     if rest := len(tables.left_out(runs).rows):
         lines.append(f"Not finished, and in no average or figure: {rest}, listed below.")
@@ -80,41 +67,34 @@ def counted(runs: int) -> str:
     return f"{runs} finished run{'s' if runs > 1 else ''}"
 
 
-def _tuning(runs: list[Run], frame: pd.DataFrame, name: str) -> Section:
-    """One task under one set of settings: what may be compared."""
-    names = set(frame["run"])
-    members = [run for run in runs if run.name in names]
-    figures = [
-        plots.scores(frame, f"{name}-scores"),
-        plots.dev_curves(members, f"{name}-dev"),
-        plots.masked_share(members, f"{name}-masked"),
-    ]
-    text = (
-        "Mean ± sample standard deviation over the n seeds. Each run's test score is that of the weights with the best "
-        "dev accuracy. vs vanilla: test accuracy minus that of the vanilla run of the same model and seed, in points."
-    )
-    several = len(lettered(finished(runs, "finetune"))) > 1
-    title = f"Fine-tuning: {frame['task'].iloc[0]}" + (f", settings {frame['settings'].iloc[0]}" if several else "")
-    return Section(title, text, tables.results(frame), [figure for figure in figures if figure])
-
-
-def _pretraining(runs: list[Run], trained: pd.DataFrame) -> Section:
-    done = sorted(finished(runs, "pretrain"), key=lambda run: (method_key(run.method), run.name))
-    figures = [plots.pretraining_losses(done, "pretrain-loss"), plots.masked_share(done, "pretrain-masked")]
-    text = "Held-out figures before the first step → after the last one, always of the clean model. Tokens/s: median."
-    return Section("Pre-training", text, tables.pretraining(trained), [figure for figure in figures if figure])
+def table_csv(rows: list[Row]) -> str:
+    """The whole of report.csv; scores, gains and shares are fractions, times seconds, memory bytes."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*GROUP, "metric", "n", "mean", "sd"])
+    for group, same in grouped(rows, lambda row: (row.run.stage, *row[1:5])).items():
+        for key in dict.fromkeys(key for row in same for key in row.values):
+            if (found := spread(of(same, key))).n:
+                sd = "n/a" if found.n == 1 else found.sd
+                writer.writerow([*group, key, found.n, found.mean, sd])
+    return text.getvalue()
 
 
 def _settings(runs: list[Run]) -> list[tuple[str, str]]:
-    """Title and YAML of every distinct configuration and environment."""
+    """Title and YAML: what each sweep was asked for, and every distinct configuration and environment."""
+    done = finished(runs, *STAGES)
+    letter, method = letters(done), method_labels(done)
     blocks: dict[tuple[str, str], int] = {}
-    for stage in STAGES:
-        done = finished(runs, stage)
-        letters = lettered(done)
-        for run in done:
-            which = letters[run.settings] if stage == "finetune" else run.name
-            for title, key in ((f"Settings {which}, {stage}", "config"), (f"Environment, {stage}", "environment")):
-                block = title, yaml.safe_dump(run.facts.get(key, {}), sort_keys=False)
+    for run in done:
+        called = f"{run.task}, {method[run.name]}, settings {letter[run.name]}"
+        titles = {
+            "request": f"Request, {run.stage}",
+            "config": f"Settings: {called if run.stage in COMPARED else run.name}",
+            "environment": f"Environment, {run.stage}",
+        }
+        for key, title in titles.items():
+            if key in run.facts:
+                block = title, yaml.safe_dump(run.facts[key], sort_keys=False)
                 blocks[block] = blocks.get(block, 0) + 1
     return [(f"{title} (runs: {count})", text) for (title, text), count in sorted(blocks.items())]
 

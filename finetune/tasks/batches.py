@@ -1,66 +1,179 @@
 """Texts -> batches. Which rows a training batch holds is a pure function of (seed, step)."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from asa.batch import Batch
-from finetune.tasks.folder import Split
+from asa.batch import IGNORE, Batch
+from finetune.tasks.task import Choices, Kind, Label, Split, Text
 
-# B rows, L length
+# B rows, C choices, L length
+
+STRETCH = 50  # batches whose rows are sorted by length together
+NOTHING = 2**60  # a divisor after which a loss and its gradients are lost in those of real rows
 
 
-class Encoded(NamedTuple):
-    """A tokenized split. columns: what the model takes, per row one tensor of token ids (or the like).
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A tokenized split. columns: what the model takes, per row one tensor of token ids (or the like), L or CL.
 
-    padding: the value each column is padded with.
+    padding: the value each column is padded with. labels: per row what its loss takes, None where it has none.
+    gold: the labels as the task has them. answers: of each row of kind choice, the number of its real answers.
     """
 
+    kind: Kind
     columns: dict[str, list[Tensor]]
     padding: dict[str, int]
-    labels_B: Tensor
+    labels: list[Tensor] | None
+    gold: list[Label] | None
+    answers: list[int]
 
-    def batch(self, rows: Sequence[int] | np.ndarray, total: int) -> Batch:
-        """The rows padded to the longest of them; `total` is the number of rows the loss is divided by."""
+    def batch(self, rows: Sequence[int] | np.ndarray, step: Sequence[int] | np.ndarray | None = None) -> Batch:
+        """The rows padded to the longest of them. Args: step, all rows of the optimizer step, over which losses are
+        means; None: these are all."""
         inputs = {
-            name: pad_sequence([column[row] for row in rows], batch_first=True, padding_value=self.padding[name])
-            for name, column in self.columns.items()
+            name: _padded([column[row] for row in rows], self.padding[name]) for name, column in self.columns.items()
         }
-        labels_B = self.labels_B[torch.as_tensor(rows)]
-        return Batch("classification", inputs, labels_B, total_rows=total, total_labels=total)
+        labels = self._labels(rows, inputs["input_ids"].shape[-1])
+        sequences, units = self._totals(rows if step is None else step)
+        return Batch(self.kind, inputs, labels, total_rows=sequences, total_labels=units)
+
+    def _totals(self, rows: Sequence[int] | np.ndarray) -> tuple[int, int]:
+        """Sequences that pass the encoder, and labelled units, at least 1."""
+        sequences = sum(self.columns["input_ids"][row][..., 0].numel() for row in rows)
+        if self.kind != "token" or self.labels is None:
+            return sequences, len(rows)
+        return sequences, max(1, sum(int((self.labels[row] != IGNORE).sum()) for row in rows))
+
+    def _labels(self, rows: Sequence[int] | np.ndarray, length: int) -> Tensor:
+        if self.labels is None:
+            shape = (len(rows), length) if self.kind == "token" else (len(rows),)
+            return torch.full(shape, 0 if self.kind != "token" else IGNORE)
+        chosen = [self.labels[row] for row in rows]
+        return _padded(chosen, IGNORE) if self.kind == "token" else torch.stack(chosen)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([ids.shape[-1] for ids in self.columns["input_ids"]])
 
     def __len__(self) -> int:
-        return len(self.labels_B)
+        return len(self.columns["input_ids"])
 
 
-def encode(split: Split, tokenizer: PreTrainedTokenizerBase, length: int) -> Encoded:
-    """Tokenize a split, cut to `length` tokens."""
-    table = tokenizer(split.texts, truncation=True, max_length=length)
-    columns = {name: [torch.tensor(ids) for ids in column] for name, column in table.items()}
+def _padded(rows: list[Tensor], value: int) -> Tensor:
+    longest = max(row.shape[-1] for row in rows)
+    return torch.stack([F.pad(row, (0, longest - row.shape[-1]), value=value) for row in rows])
+
+
+def encode(kind: Kind, split: Split, tokenizer: PreTrainedTokenizerBase, length: int) -> Encoded:
+    """Tokenize a split, cut to `length` tokens: the longer segment of a pair first, words that do not fit left out."""
+    labels: list[Tensor] | None = None
+    answers: list[int] = []
+    if kind == "choice":
+        columns, answers = _choices(split, tokenizer, length)
+    elif kind == "token":
+        columns, labels = _words(split, tokenizer, length)
+    else:
+        columns = _segments([_text(text) for text in split.texts], tokenizer, length)
+    if split.labels is not None and kind != "token":
+        dtype = torch.float32 if kind == "regression" else torch.int64
+        labels = [torch.tensor(label, dtype=dtype) for label in split.labels]
+    padding = {name: _padding(tokenizer, name) for name in columns}
+    return Encoded(kind, columns, padding, labels, split.labels, answers)
+
+
+def _padding(tokenizer: PreTrainedTokenizerBase, column: str) -> int:
     known = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
-    padding = {name: int(known.get(name, 0)) for name in columns}
-    return Encoded(columns, padding, torch.tensor(split.labels))
+    return int(known.get(column, 0))
 
 
-def training_batch(data: Encoded, size: int, seed: int, step: int) -> Batch:
-    """Batch number `step` (from 0, over all epochs) of a run."""
-    per_epoch = steps_per_epoch(len(data), size)
-    epoch, position = divmod(step, per_epoch)
-    rows = _order(len(data), seed, epoch)[position * size : (position + 1) * size]
-    return data.batch(rows, total=len(rows))
+def _text(text: Text | Choices) -> tuple[str, ...]:
+    assert all(isinstance(part, str) for part in text)
+    return text  # type: ignore[return-value]
 
 
-def evaluation_batches(data: Encoded, size: int) -> Iterator[Batch]:
-    """Every row once, shortest first, so that little is padded; losses add up to the mean over the split."""
-    order = np.argsort([len(ids) for ids in data.columns["input_ids"]], kind="stable")
+def _segments(texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, length: int) -> dict[str, list[Tensor]]:
+    first = [text[0] for text in texts]
+    second = [text[1] for text in texts] if texts and len(texts[0]) == 2 else None
+    table = tokenizer(first, second, truncation="longest_first", max_length=length)
+    return {name: [torch.tensor(ids) for ids in column] for name, column in table.items()}
+
+
+def _choices(
+    split: Split, tokenizer: PreTrainedTokenizerBase, length: int
+) -> tuple[dict[str, list[Tensor]], list[int]]:
+    """Every row with as many answers as the row that has most, the added ones empty; they are never predicted."""
+    most = max(len(text) for text in split.texts)
+    answers = [len(text) for text in split.texts]
+    filled = [(*text, *[("",) * len(text[0])] * (most - len(text))) for text in split.texts]
+    flat = _segments([_text(answer) for text in filled for answer in text], tokenizer, length)  # type: ignore[arg-type]
+    return {
+        name: [_padded(column[at : at + most], _padding(tokenizer, name)) for at in range(0, len(column), most)]
+        for name, column in flat.items()
+    }, answers
+
+
+def _words(
+    split: Split, tokenizer: PreTrainedTokenizerBase, length: int
+) -> tuple[dict[str, list[Tensor]], list[Tensor] | None]:
+    """A word's label stands at its first token; the others and the special tokens have none."""
+    words = _visible(split, tokenizer)
+    table = tokenizer(words, is_split_into_words=True, truncation=True, max_length=length)
+    columns = {name: [torch.tensor(ids) for ids in column] for name, column in table.items()}
+    labels = []
+    for row in range(len(split)):
+        places, before = table.word_ids(row), None
+        wanted = split.labels[row] if split.labels is not None else [0] * len(split.texts[row])
+        assert isinstance(wanted, list)
+        marks = []
+        for word in places:
+            marks.append(IGNORE if word is None or word == before else wanted[word])
+            before = word
+        labels.append(torch.tensor(marks))
+    # Rows without labels have marks as well: they say where a prediction is read off.
+    return columns, labels
+
+
+def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> list[list[str]]:
+    """The words, and the unknown token for those of which the tokenizer leaves nothing, such as a lone variation
+    selector: every word keeps a place for its label."""
+    texts = [_text(text) for text in split.texts]
+    words = sorted({word for text in texts for word in text})
+    left = tokenizer(words, add_special_tokens=False)["input_ids"] if words else []
+    lost = {word for word, ids in zip(words, left, strict=True) if not ids}
+    return [[str(tokenizer.unk_token) if word in lost else word for word in text] for text in texts]
+
+
+def training_rows(data: Encoded, size: int, seed: int, step: int, buckets: bool) -> np.ndarray:
+    """The rows of batch number `step` (from 0, over all epochs) of a run."""
+    epoch, position = divmod(step, steps_per_epoch(len(data), size))
+    return _order(data, size, seed, epoch, buckets)[position]
+
+
+def window(data: Encoded, rows: np.ndarray, micro: int, rank: int = 0, world: int = 1) -> list[Batch]:
+    """A process's micro-batches of a step, `micro` rows each at most, as many on every rank: engines want it so."""
+    slots = -(-len(rows) // (world * micro))
+    mine = np.array_split(rows, world * slots)[rank * slots : (rank + 1) * slots]
+    return [data.batch(part, rows) if len(part) else _weightless(data.batch(rows[:1])) for part in mine]
+
+
+def _weightless(batch: Batch) -> Batch:
+    """What a rank computes on that has got no row of a small batch: it adds nothing to the step."""
+    return replace(batch, total_rows=NOTHING, total_labels=NOTHING)
+
+
+def evaluation_batches(data: Encoded, size: int) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Every row once with its number, shortest first, so that little is padded."""
+    order = np.argsort(data.lengths, kind="stable")
     for first in range(0, len(data), size):
-        yield data.batch(order[first : first + size], total=len(data))
+        rows = order[first : first + size]
+        yield rows, data.batch(rows)
 
 
 def steps_per_epoch(rows: int, size: int) -> int:
@@ -68,5 +181,15 @@ def steps_per_epoch(rows: int, size: int) -> int:
 
 
 @lru_cache(maxsize=2)
-def _order(rows: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.default_rng((seed, epoch)).permutation(rows)
+def _order(data: Encoded, size: int, seed: int, epoch: int, buckets: bool) -> list[np.ndarray]:
+    """The rows of each batch of an epoch. With buckets, rows of like length share a batch: less padding, and the
+    batches come in random order."""
+    random = np.random.default_rng((seed, epoch))
+    order = random.permutation(len(data))
+    if not buckets:
+        return [order[at : at + size] for at in range(0, len(order), size)]
+    lengths, stretch = data.lengths, STRETCH * size
+    parts = [order[at : at + stretch] for at in range(0, len(order), stretch)]
+    order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in parts])
+    batches = [order[at : at + size] for at in range(0, len(order), size)]
+    return [batches[index] for index in random.permutation(len(batches))]

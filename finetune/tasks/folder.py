@@ -2,31 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 from asa import manifest
 from asa.errors import RequestError
+from finetune.metrics import USUAL
+from finetune.tasks.task import Split, Task
 
 SPLITS = ("train", "dev", "test")
 
 
-class Split(NamedTuple):
-    """Rows in file order; a label is an index into Task.classes."""
-
-    texts: list[str]
-    labels: list[int]
-
-
-class Task(NamedTuple):
-    """A classification task. sha256: of the manifest, hence of every byte of the task."""
-
-    name: str
-    classes: list[str]
-    splits: dict[str, Split]
-    sha256: str
-
-
-def load(folder: Path, flag: str = "--task") -> Task:
+def load(folder: Path, flag: str = "--task.folder") -> Task:
     """Read and verify a task folder, every byte hashed.
 
     Raises: RequestError where it is no task folder, of another kind than classification, or a row is wrong;
@@ -35,7 +20,8 @@ def load(folder: Path, flag: str = "--task") -> Task:
     manifest.verify(folder, "task", flag)
     facts = _facts(folder, flag)
     splits = {name: _split(folder / f"{name}.jsonl", len(facts["labels"]), flag) for name in SPLITS}
-    return Task(facts["name"], facts["labels"], splits, manifest.file_sha256(folder / manifest.NAME))
+    sha256 = manifest.file_sha256(folder / manifest.NAME)
+    return Task(facts["name"], facts["kind"], facts["labels"], USUAL[facts["kind"]], splits, sha256)
 
 
 def _facts(folder: Path, flag: str) -> dict:
@@ -54,15 +40,16 @@ def _facts(folder: Path, flag: str) -> dict:
 def _split(path: Path, classes: int, flag: str) -> Split:
     if not path.is_file():
         raise RequestError(f"no file {path}; a task has {', '.join(f'{name}.jsonl' for name in SPLITS)}, set {flag}")
-    split = Split([], [])
+    ids, texts, labels = [], [], []
     with path.open() as file:
         for number, line in enumerate(file, 1):
             text, label = _row(line, f"{path}:{number}", classes, flag)
-            split.texts.append(text)
-            split.labels.append(label)
-    if not split.labels:
+            ids.append(str(number))
+            texts.append((text,))
+            labels.append(label)
+    if not labels:
         raise RequestError(f"{path} has no rows; fill it or set {flag}")
-    return split
+    return Split(ids, texts, labels)
 
 
 def _row(line: str, where: str, classes: int, flag: str) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from asa.methods.freeat import FreeATConfig
 from asa.methods.r3f import R3FConfig
 from asa.methods.smart import SMARTConfig
 from asa.methods.vat import VATConfig
-from finetune.loop import Meter
+from finetune.meter import Meter
 from pretrain.config import PretrainConfig, check
 from tests import check_golden
 

@@ -10,9 +10,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from asa import manifest
+from asa import manifest, record
 from asa.config import from_dict
 from finetune.config import FinetuneConfig
+from finetune.metrics import USUAL
+from finetune.tasks.task import Kind, Split, Task
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, "red", "green", "blue", *"abcdefgh"]
@@ -22,7 +24,16 @@ CLASSES = ["red", "green", "blue"]
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder with dropout on, so that its seeding matters."""
-    folder = tmp_path_factory.mktemp("model")
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def still_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without dropout, which any number of processes trains alike."""
+    return write_model(tmp_path_factory.mktemp("still"), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def write_model(folder: Path, **shape: Any) -> Path:
     words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(
@@ -31,7 +42,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(folder)
     torch.manual_seed(0)
-    shape = BertConfig(
+    config = BertConfig(
         vocab_size=len(WORDS),
         hidden_size=16,
         num_hidden_layers=2,
@@ -39,8 +50,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=32,
         max_position_embeddings=32,
         initializer_range=0.2,
+        **shape,
     )
-    BertForMaskedLM(shape).save_pretrained(folder)
+    BertForMaskedLM(config).save_pretrained(folder)
     return folder
 
 
@@ -65,16 +77,17 @@ def task_folder(tmp_path: Path) -> Path:
     return write_task(tmp_path / "task")
 
 
+Given = Callable[..., dict[str, Any]]
 Make = Callable[..., FinetuneConfig]
 
 
 @pytest.fixture
-def make(tmp_path: Path, model_folder: Path, task_folder: Path) -> Make:
-    """A config of one short run; keywords change it."""
+def given(tmp_path: Path, model_folder: Path, task_folder: Path) -> Given:
+    """What one asks for to get one short run; keywords change it."""
 
-    def build(**changes: Any) -> FinetuneConfig:
+    def build(**changes: Any) -> dict[str, Any]:
         values: dict[str, Any] = {
-            "task": task_folder,
+            "task": {"folder": task_folder},
             "models": {"tiny": model_folder},
             "methods": ["vanilla"],
             "seeds": [0],
@@ -85,6 +98,46 @@ def make(tmp_path: Path, model_folder: Path, task_folder: Path) -> Make:
             "log_every": 2,
             "optim": {"lr": 0.01},
         }
-        return from_dict(FinetuneConfig, values | changes)
+        return values | changes
 
     return build
+
+
+@pytest.fixture
+def make(given: Given) -> Make:
+    """The same as a config."""
+    return lambda **changes: from_dict(FinetuneConfig, given(**changes))
+
+
+def events(out: Path, run: str) -> list[dict[str, Any]]:
+    """The record of run MODEL-METHOD-SEED of the one task below a sweep's folder."""
+    (path,) = out.glob(f"*/{run}/{record.NAME}")
+    return record.read(path)
+
+
+def small_task(kind: Kind, rows: int = 24) -> Task:
+    """A task of any kind in memory, with words of the tiny model."""
+    splits = {name: _rows(kind, rows if name == "train" else rows // 2, at) for at, name in enumerate(NAMES)}
+    labels = {"classification": CLASSES, "token": ["O", "B-x"]}.get(kind, [])
+    return Task("small", kind, labels, USUAL[kind], splits, "0" * 64)
+
+
+NAMES = ("train", "dev", "test")
+
+
+def _rows(kind: Kind, count: int, offset: int) -> Split:
+    texts: list[Any] = []
+    labels: list[Any] = []
+    for row in range(count):
+        filler = ["abcdefgh"[(row * 5 + place * 3 + offset) % 8] for place in range(2 + row % 5)]
+        label = (row + offset) % 3
+        if kind == "token":
+            texts.append((*filler, CLASSES[label]))
+            labels.append([0] * len(filler) + [1])
+        elif kind == "choice":
+            texts.append(tuple((" ".join([*filler, colour]),) for colour in CLASSES[: 2 + row % 2]))
+            labels.append(row % 2)
+        else:
+            texts.append((" ".join([*filler, CLASSES[label]]),))
+            labels.append(float(label) if kind == "regression" else label)
+    return Split([str(row) for row in range(count)], texts, labels)

@@ -6,56 +6,53 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from asa import hf, record
-from asa.errors import WorkError
-from asa.losses import task_loss
+from asa import manifest, record
+from asa.errors import RequestError, WorkError
 from asa.methods import METHODS, At
 from asa.methods.vanilla import Vanilla
-from asa.model import Output
-from finetune import loop, metrics
-from finetune.config import FinetuneConfig
-from finetune.loop import Run, build, steps_of
-from finetune.metrics import evaluate
+from finetune import loop
+from finetune.loop import steps_of
+from finetune.model import build
+from finetune.predictions import Predictions, predict
+from finetune.run import Run
 from finetune.sweep import sweep
-from finetune.tasks import folder
-from finetune.tasks.batches import encode, evaluation_batches
-from tests.finetune.conftest import CLASSES, Make
+from finetune.tasks.task import Kind
+from tests.finetune.conftest import Given, Make, events, small_task
 
-CPU = torch.device("cpu")
-
-
-def events(config: FinetuneConfig, name: str) -> list[dict[str, Any]]:
-    return record.read(config.out / name / record.NAME)
+COLOURS = small_task("classification")
 
 
-def scores(config: FinetuneConfig, name: str) -> list[dict[str, Any]]:
-    """Everything after the start line but the time."""
-    return [{key: value for key, value in event.items() if key != "seconds"} for event in events(config, name)[1:]]
+def scores(out: Path, name: str) -> list[dict[str, Any]]:
+    """Everything after the start line but the times."""
+    return [{key: value for key, value in event.items() if "seconds" not in key} for event in events(out, name)[1:]]
 
 
-def test_the_same_seed_gives_the_same_metrics_and_another_seed_others(make: Make, tmp_path: Path) -> None:
-    first = make(methods=["vanilla", "asa"], seeds=[0, 1])
-    again = make(methods=["asa", "vanilla"], seeds=[1, 0], out=tmp_path / "again")
-    sweep(first)
-    sweep(again)
+def test_the_same_seed_gives_the_same_metrics_and_another_seed_others(given: Given, tmp_path: Path) -> None:
+    sweep(given(methods=["vanilla", "asa"], seeds=[0, 1]))
+    sweep(given(methods=["asa", "vanilla"], seeds=[1, 0], out=tmp_path / "again"))
     for method in ("vanilla", "asa"):
-        assert scores(first, f"tiny-{method}-0") == scores(again, f"tiny-{method}-0")
-        assert scores(first, f"tiny-{method}-0") != scores(first, f"tiny-{method}-1")
+        first = scores(tmp_path / "runs", f"tiny-{method}-0")
+        assert first == scores(tmp_path / "again", f"tiny-{method}-0")
+        assert first != scores(tmp_path / "runs", f"tiny-{method}-1")
 
 
-def test_a_run_is_recorded_as_documented(make: Make) -> None:
-    config = make(methods=["asa"], evals_per_epoch=2)
-    sweep(config)
-    start, *middle, end = events(config, "tiny-asa-0")
-    assert {key: start[key] for key in ("stage", "model", "task", "method", "seed")} == {
+def test_a_run_is_recorded_as_documented(given: Given, tmp_path: Path) -> None:
+    sweep(given(methods=["asa"], evals_per_epoch=2))
+    start, *middle, end = events(tmp_path / "runs", "tiny-asa-0")
+    assert {key: start[key] for key in ("stage", "model", "task", "metrics", "method", "seed", "processes")} == {
         "stage": "finetune",
         "model": "tiny",
         "task": "colours",
+        "metrics": ["accuracy", "macro_f1"],
         "method": "asa",
         "seed": 0,
+        "processes": 1,
     }
     assert start["config"]["optim"]["lr"] == 0.01
+    assert start["request"]["optim"] == {"lr": 0.01}
+    assert {"classifier.bias", "classifier.weight"} <= set(start["new_weights"])
     trained = [event for event in middle if event["event"] == "train"]
     assert [event["step"] for event in trained] == [2, 4, 6]
     assert {"loss", "task", "asa", "penalty", "masked_share", "grad_norm", "lr"} <= trained[0].keys()
@@ -63,101 +60,118 @@ def test_a_run_is_recorded_as_documented(make: Make) -> None:
     dev = [event for event in middle if event["event"] == "eval"]
     assert [(event["step"], event["epoch"]) for event in dev] == [(2, 0.666667), (3, 1.0), (5, 1.666667), (6, 2.0)]
     assert {"split", "accuracy", "macro_f1", "loss"} <= dev[0].keys()
-    assert {"dev_accuracy", "test_accuracy", "test_macro_f1", "seconds", "steps"} <= end.keys()
+    assert {"dev_accuracy", "test_accuracy", "test_macro_f1", "seconds", "train_seconds", "steps"} <= end.keys()
 
 
-def test_a_log_line_holds_the_means_of_its_steps(make: Make, tmp_path: Path) -> None:
-    each, mean = make(log_every=1), make(log_every=6, out=tmp_path / "mean")
-    sweep(each)
-    sweep(mean)
-    singles = [event["loss"] for event in events(each, "tiny-vanilla-0") if event["event"] == "train"]
-    (whole,) = [event["loss"] for event in events(mean, "tiny-vanilla-0") if event["event"] == "train"]
+def test_a_log_line_holds_the_means_of_its_steps(given: Given, tmp_path: Path) -> None:
+    sweep(given(log_every=1, out=tmp_path / "each"))
+    sweep(given(log_every=6, out=tmp_path / "mean"))
+    singles = [event["loss"] for event in events(tmp_path / "each", "tiny-vanilla-0") if event["event"] == "train"]
+    (whole,) = [event["loss"] for event in events(tmp_path / "mean", "tiny-vanilla-0") if event["event"] == "train"]
     assert whole == pytest.approx(sum(singles) / 6, rel=1e-6)
 
 
-def test_the_colours_are_learnt(make: Make) -> None:
-    config = make(epochs=20)
-    sweep(config)
-    assert events(config, "tiny-vanilla-0")[-1]["test_accuracy"] > 0.9
+def test_the_colours_are_learnt(given: Given, tmp_path: Path) -> None:
+    sweep(given(epochs=20))
+    assert events(tmp_path / "runs", "tiny-vanilla-0")[-1]["test_accuracy"] > 0.9
 
 
-def test_test_is_scored_once_with_the_weights_of_the_best_dev_evaluation(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+def dev_scores(monkeypatch: pytest.MonkeyPatch, *values: float) -> None:
+    """Let the evaluations on dev find these accuracies, and those after them 0.5."""
+    found = iter(values)
+    monkeypatch.setattr(loop, "score", lambda *_: {"accuracy": next(found, 0.5), "loss": 0.0})
+
+
+def test_the_first_of_the_best_dev_evaluations_is_selected_and_its_weights_are_what_test_sees(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dev accuracies .2 .6 .6 .4: the second evaluation is selected, and its weights are what test sees."""
-    config = make(epochs=4, max_steps=12)
-    dev, weights = iter([0.2, 0.6, 0.6, 0.4]), []
+    dev_scores(monkeypatch, 0.2, 0.6, 0.6, 0.4)
+    heads = []
 
-    def fake(module: Any, data: Any, size: int, device: torch.device) -> dict[str, float]:
-        weights.append(module.model.classifier.weight.detach().clone())
-        return {"accuracy": next(dev, 0.5), "macro_f1": 0.0, "loss": 0.0}
+    def noting(module: Any, *rest: Any) -> Predictions:
+        heads.append(module.model.classifier.weight.detach().clone())
+        return predict(module, *rest)
 
-    monkeypatch.setattr(loop, "evaluate", fake)
-    sweep(config)
-    end = events(config, "tiny-vanilla-0")[-1]
+    monkeypatch.setattr(loop, "predict", noting)
+    sweep(given(epochs=4, save_model=True))
+    end = events(tmp_path / "runs", "tiny-vanilla-0")[-1]
     assert (end["best_step"], end["best_epoch"], end["dev_accuracy"], end["test_accuracy"]) == (6, 2.0, 0.6, 0.5)
-    assert len(weights) == 5
-    assert torch.equal(weights[4], weights[1])
-    assert not torch.equal(weights[4], weights[3])
+    assert len(heads) == 5
+    assert torch.equal(heads[4], heads[1])
+    assert not torch.equal(heads[4], heads[3])
+    (folder,) = (tmp_path / "runs").glob("*/tiny-vanilla-0/model")
+    assert torch.equal(load_file(folder / "model.safetensors")["classifier.weight"], heads[1])
 
 
-def test_evaluation_is_the_clean_branch_in_eval_mode_whatever_the_batch_size(
-    make: Make, task_folder: Path, model_folder: Path
+def test_a_run_ends_when_its_patience_does_and_the_rate_has_decayed_as_if_it_did_not(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = build(Run("tiny", "asa", 0), make(methods=["asa"]), CLASSES)
-    data = encode(folder.load(task_folder).splits["dev"], hf.load_tokenizer(model_folder, "-"), 16)
-    whole, parts = evaluate(module, data, 99, CPU), evaluate(module, data, 5, CPU)
-    assert whole == pytest.approx(parts, rel=1e-5)
-    (batch,) = evaluation_batches(data, 99)
-    logits = module.model.eval()(**batch.inputs).logits.detach()
-    right = (logits.argmax(-1) == batch.labels).float().mean()
-    assert whole["accuracy"] == pytest.approx(float(right))
-    assert whole["loss"] == pytest.approx(float(task_loss(Output(logits), batch)), rel=1e-5)
+    dev_scores(monkeypatch, 0.6, 0.6, 0.7, 0.7, 0.1, 0.9)
+    sweep(given(epochs=6, patience=2, log_every=4, out=tmp_path / "short"))
+    sweep(given(epochs=6, log_every=4, out=tmp_path / "long"))
+    *_, last, end = events(tmp_path / "short", "tiny-vanilla-0")
+    assert (end["steps"], end["best_step"], end["dev_accuracy"]) == (15, 9, 0.7)
+    assert (last["event"], last["step"]) == ("train", 15)
+    lines = [
+        {event["step"]: event["lr"] for event in events(tmp_path / out, "tiny-vanilla-0") if event["event"] == "train"}
+        for out in ("short", "long")
+    ]
+    assert all(lines[0][step] == lines[1][step] for step in (4, 8, 12))
 
 
-def test_macro_f1_counts_classes_nobody_guessed(make: Make, task_folder: Path, model_folder: Path) -> None:
-    """Always the first of three equal classes: F1 is 1/2, 0, 0."""
-    module = build(Run("tiny", "vanilla", 0), make(), CLASSES)
-    with torch.no_grad():
-        classifier = module.model.get_submodule("classifier")
-        classifier.weight.zero_()  # type: ignore[operator]
-        classifier.bias.copy_(torch.tensor([1.0, 0.0, 0.0]))  # type: ignore[operator]
-    data = encode(folder.load(task_folder).splits["dev"], hf.load_tokenizer(model_folder, "-"), 16)
-    found = metrics.evaluate(module, data, 8, CPU)
-    assert found["accuracy"] == pytest.approx(1 / 3)
-    assert found["macro_f1"] == pytest.approx(1 / 6)
-
-
-def test_the_seed_decides_head_and_adversary_and_the_method_does_not_change_the_head(make: Make) -> None:
-    config = make(methods=["vanilla", "asa"], seeds=[0, 1])
-    heads = {
-        run: build(run, config, CLASSES).model.get_parameter("classifier.weight")
-        for run in (Run("tiny", "vanilla", 0), Run("tiny", "asa", 0), Run("tiny", "vanilla", 1))
-    }
-    a, b, c = heads.values()
+@pytest.mark.parametrize("kind", ["classification", "regression", "token", "choice"])
+def test_the_seed_decides_head_and_adversary_and_the_method_does_not_change_the_head(make: Make, kind: Kind) -> None:
+    config, task = make(), small_task(kind)
+    runs = [Run("small", "tiny", method, seed) for method, seed in (("vanilla", 0), ("asa", 0), ("vanilla", 1))]
+    a, b, c = (build(run, config, task)[0].model.get_parameter("classifier.weight") for run in runs)
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
 
 
-def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(
-    make: Make, model_folder: Path, tmp_path: Path
+def test_a_head_of_another_task_is_kept_where_it_fits_and_made_anew_where_it_does_not(
+    given: Given, make: Make, tmp_path: Path
 ) -> None:
-    pretrained = tmp_path / "pretrained"
-    shutil.copytree(model_folder, pretrained)
-    adversary = build(Run("tiny", "asa", 7), make(), CLASSES).adversary
+    """Two stages, as RTE after MNLI or ARC after RACE."""
+    sweep(given(save_model=True, methods=["asa"], max_steps=2))
+    (first,) = (tmp_path / "runs").glob("*/tiny-asa-0/model")
+    manifest.verify(first, "model", "-")
+    assert {"tokenizer.json", "adversary.safetensors"} <= {path.name for path in first.iterdir()}
+    stored = load_file(first / "model.safetensors")
+    run = Run("small", "next", "vanilla", 7)
+    same, new = build(run, make(models={"next": first}), COLOURS)
+    assert new == []
+    assert all(torch.equal(p, stored[name]) for name, p in same.model.named_parameters())
+    other, new = build(run, make(models={"next": first}), small_task("regression"))
+    assert new == ["classifier.bias", "classifier.weight"]
+    body = dict(other.model.named_parameters())
+    assert all(torch.equal(body[name], value) for name, value in stored.items() if name not in new)
+
+
+def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(
+    make: Make, given: Given, model_folder: Path, tmp_path: Path
+) -> None:
+    pretrained = shutil.copytree(model_folder, tmp_path / "pretrained")
+    adversary = build(Run("small", "tiny", "asa", 7), make(), COLOURS)[0].adversary
     assert adversary is not None
     adversary.save_pretrained(pretrained)
-    config = make(models={"tiny": model_folder, "asa": pretrained}, methods=["asa"], adversary="exported", max_steps=1)
+    wanted = {"models": {"tiny": model_folder, "asa": pretrained}, "adversary": "exported", "max_steps": 1}
     for name, same in (("asa", True), ("tiny", False)):
-        found = build(Run(name, "asa", 0), config, CLASSES).adversary
+        found = build(Run("small", name, "asa", 0), make(**wanted), COLOURS)[0].adversary
         assert found is not None
         pairs = zip(found.parameters(), adversary.parameters(), strict=True)
         assert all(torch.equal(mine, theirs) for mine, theirs in pairs) == same
-    sweep(config)
-    assert [events(config, f"{name}-asa-0")[0]["adversary"] for name in ("asa", "tiny")] == ["exported", "fresh"]
-    plain = make(models={"asa": pretrained}, adversary="exported", max_steps=1)
-    sweep(plain)
-    assert "adversary" not in events(plain, "asa-vanilla-0")[0]
+    sweep(given(**wanted, methods=["asa", "vanilla"]))
+    starts = [events(tmp_path / "runs", f"{name}-asa-0")[0] for name in ("asa", "tiny")]
+    assert [start["adversary"] for start in starts] == ["exported", "fresh"]
+    assert "adversary" not in events(tmp_path / "runs", "asa-vanilla-0")[0]
+
+
+def test_a_damaged_model_is_one_line(given: Given, model_folder: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(model_folder, tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"none")
+    with pytest.raises(RequestError, match=r"damaged gives no model .* by --models.tiny") as caught:
+        sweep(given(models={"tiny": damaged}))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("epochs", "limit", "steps"), [(2, None, 6), (1.5, None, 5), (0.1, None, 1), (9, 4, 4)])
@@ -165,7 +179,7 @@ def test_steps(make: Make, epochs: float, limit: int | None, steps: int) -> None
     assert steps_of(make(epochs=epochs, max_steps=limit), 24) == steps
 
 
-def test_replays_pass_over_the_same_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_pass_over_the_same_batch(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, list[int]]] = []
 
     class Twice(Vanilla):
@@ -176,21 +190,26 @@ def test_replays_pass_over_the_same_batch(make: Make, monkeypatch: pytest.Monkey
             return super().backward(engine, batch, at)
 
     monkeypatch.setitem(METHODS, "vanilla", lambda config: Twice())
-    sweep(make(max_steps=2))
+    sweep(given(max_steps=2))
     assert [replay for replay, _ in seen] == [0, 1, 0, 1]
     assert seen[0][1] == seen[1][1]
     assert seen[2][1] == seen[3][1]
     assert seen[0][1] != seen[2][1]
 
 
-def test_a_diverged_run_stops_with_a_line_and_stays_unfinished(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diverged_run_is_told_at_the_end_and_the_others_are_made(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Lost(Vanilla):
         def backward(self, engine: Any, batch: Any, at: At) -> Any:
             engine.backward(engine.forward(batch).logits.sum() * float("nan"))
             return super().backward(engine, batch, at)
 
-    monkeypatch.setitem(METHODS, "vanilla", lambda config: Lost())
-    config = make()
-    with pytest.raises(WorkError, match=r"tiny-vanilla-0: loss or gradient of step 1 is not finite; lower --optim.lr"):
-        sweep(config)
-    assert not record.finished(config.out / "tiny-vanilla-0" / record.NAME)
+    monkeypatch.setitem(METHODS, "pgd", lambda config: Lost())
+    why = r"1 of 2 runs failed \(colours/tiny-pgd-0\); the first: .* step 1 is not finite; lower --optim.lr"
+    with pytest.raises(WorkError, match=why):
+        sweep(given(methods=["pgd", "vanilla"]))
+    assert "colours/tiny-pgd-0                       failed: " in capsys.readouterr().out
+    assert events(tmp_path / "runs", "tiny-pgd-0")[-1]["event"] == "failed"
+    (good,) = (tmp_path / "runs").glob("*/tiny-vanilla-0")
+    assert record.finished(good / record.NAME)

@@ -1,7 +1,9 @@
 """The maps command on a folder as pretrain export writes it."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModel
@@ -11,6 +13,7 @@ from asa.attention import attach
 from asa.errors import RequestError
 from finetune.config import MapsConfig
 from finetune.maps import maps, read
+from finetune.report.attention import ENDING, load
 
 
 @pytest.fixture
@@ -29,30 +32,57 @@ def exported(model_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_it_draws_weights_that_are_weights_and_masks_that_mask(exported: Path) -> None:
-    tokens, layers = read(exported, "a red b c d e f")
-    assert tokens[:3] == ["[CLS]", "a", "red"]
-    assert len(layers) == 2
-    for layer in layers:
-        assert layer.keep_LL.shape == (len(tokens), len(tokens))
+    found = read(MapsConfig(model=exported, text="a red b c d e f", out=Path("x.png")))
+    assert found.tokens[:3] == ["[CLS]", "a", "red"]
+    assert list(found.layers) == [0, 1]
+    for layer in found.layers.values():
+        assert layer.keep_LL.shape == (len(found.tokens), len(found.tokens))
         for weights_LL in (layer.clean_LL, layer.attacked_LL):
-            torch.testing.assert_close(weights_LL.sum(-1), torch.ones(len(tokens)))
+            np.testing.assert_allclose(weights_LL.sum(-1), 1, rtol=1e-5)
         nowhere = layer.keep_LL == 0  # masked by both heads
-        assert 0 < nowhere.float().mean() < 1
+        assert 0 < nowhere.mean() < 1
         assert layer.attacked_LL[nowhere].max() < 1e-6
         assert layer.clean_LL[nowhere].max() > 1e-3
 
 
-def test_the_picture_is_written_and_wrong_requests_are_named(
+def test_a_head_is_one_of_those_whose_mean_is_drawn(exported: Path) -> None:
+    mean, *heads = (
+        read(MapsConfig(model=exported, text="a red b c", out=Path("x.png"), head=head)).layers[1]
+        for head in (None, 0, 1)
+    )
+    for part in ("clean_LL", "keep_LL", "attacked_LL"):
+        both = [getattr(head, part) for head in heads]
+        np.testing.assert_allclose(getattr(mean, part), np.mean(both, axis=0), atol=1e-6)
+        assert not np.array_equal(*both)
+    assert set(np.unique(heads[0].keep_LL)) == {0.0, 1.0}
+
+
+def test_a_second_models_attention_stands_beside(exported: Path, model_folder: Path) -> None:
+    found = read(MapsConfig(model=exported, beside=model_folder, text="a red b c", out=Path("x.png"), layers=(1,)))
+    assert list(found.layers) == [1]
+    beside_LL = found.layers[1].beside_LL
+    assert beside_LL is not None
+    np.testing.assert_allclose(beside_LL, found.layers[1].clean_LL, atol=1e-6)  # the same weights in both folders
+
+
+def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
     exported: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "pictures" / "maps.png"
     maps(MapsConfig(model=exported, text="a red b", out=out, layers=(1,)))
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert "layer 1" in capsys.readouterr().out
+    assert re.search(
+        r"layer 1: \d+\.\d% of the pairs masked, most \S+ from \d+% of the tokens", capsys.readouterr().out
+    )
+    found, again = read(MapsConfig(model=exported, text="a red b", out=out, layers=(1,))), load(out.with_suffix(ENDING))
+    assert again._replace(layers={}) == found._replace(layers={})
+    np.testing.assert_allclose(again.layers[1].attacked_LL, found.layers[1].attacked_LL, atol=1e-4)
     for changes, message in (
         ({"layers": (2,)}, "layers 0 to 1; set --layers"),
+        ({"head": 2}, "heads 0 to 1; set --head"),
         ({"out": tmp_path / "x.jpeg"}, "set --out"),
         ({"model": model_folder}, "no saved adversary"),
+        ({"beside": tmp_path}, "--beside"),
         ({"text": "a " * 40}, "reads at most 32"),
     ):
         with pytest.raises(RequestError, match=message):

@@ -3,107 +3,123 @@
 import json
 import shutil
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForSequenceClassification
 
 from asa import manifest, record
-from asa.config import to_dict
+from asa.config import from_dict, to_dict
 from asa.errors import RequestError
-from cli import parse
+from asa.methods import METHODS, MethodsConfig
+from cli import given as read_flags
 from finetune.__main__ import main
-from finetune.config import FinetuneConfig
-from finetune.loop import Run
-from finetune.sweep import plan, share, sweep
-from tests.finetune.conftest import Make, write_task
+from finetune.claims import claimed
+from finetune.config import FinetuneConfig, check
+from finetune.facts import groups_read, settings, weights_sha256
+from finetune.run import Run
+from finetune.sweep import Sweep, plan, sweep
+from tests.finetune.conftest import CLASSES, Given, Make, events, small_task, write_task
 
 QUICKSTART = Path(__file__).parents[2] / "configs/finetune/quickstart.yaml"
 
 
-def test_every_run_goes_to_one_worker_and_each_gets_as_many_of_each_method(make: Make, model_folder: Path) -> None:
-    config = make(models={"a": model_folder, "b": model_folder}, methods=["vanilla", "asa"], seeds=[0, 1])
-    every = plan(config)
-    parts = [share(every, f"{part}/2") for part in range(2)]
-    assert sorted(parts[0] + parts[1]) == sorted(every)
-    assert len(set(every)) == 8
-    for part in parts:
-        assert [run.method for run in part] == ["vanilla", "vanilla", "asa", "asa"]
-
-
-def test_finished_runs_are_kept_and_unfinished_ones_start_anew(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    config = make(seeds=[0, 1])
-    sweep(config)
-    paths = [config.out / f"tiny-vanilla-{seed}" / record.NAME for seed in (0, 1)]
+def test_finished_runs_are_kept_and_unfinished_ones_start_anew(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = given(seeds=[0, 1])
+    sweep(wanted)
+    paths = [tmp_path / "runs" / "colours" / f"tiny-vanilla-{seed}" / record.NAME for seed in (0, 1)]
     before = [path.read_text() for path in paths]
     lines = before[1].splitlines()
     paths[1].write_text("\n".join(lines[:-1]) + "\n")
     capsys.readouterr()
-    sweep(config)
+    sweep({**wanted, "log_every": 5, "save_every": 1})  # no score depends on these
     printed = capsys.readouterr().out.splitlines()
-    assert "finished before" in printed[0]
-    assert "test 0." in printed[1]
+    assert printed[0] == "colours: train 24, dev 12, test 12"
+    assert "finished before" in printed[1]
+    assert "test_accuracy 0." in printed[2]
     assert paths[0].read_text() == before[0]
-    assert paths[1].read_text().splitlines()[:-1] == lines[:-1]
+    evaluations = [
+        [line for line in text.splitlines() if '"eval"' in line] for text in (before[1], paths[1].read_text())
+    ]
+    assert evaluations[0] == evaluations[1]
 
 
-def test_a_worker_does_its_part_only(make: Make) -> None:
-    sweep(make(seeds=[0, 1], worker="1/2"))
-    config = make()
-    assert not (config.out / "tiny-vanilla-0").exists()
-    assert record.finished(config.out / "tiny-vanilla-1" / record.NAME)
-
-
-def test_a_finished_run_with_other_settings_is_refused_unless_overwritten(make: Make) -> None:
-    sweep(make())
-    changed = {"optim": {"lr": 0.02}, "length": 12}
+def test_a_finished_run_with_other_settings_is_refused_unless_overwritten(given: Given, tmp_path: Path) -> None:
+    sweep(given())
+    changed = given(optim={"lr": 0.02}, length=12)
     with pytest.raises(RequestError, match=r"with another length, optim.lr; set --out or --overwrite true"):
-        sweep(make(**changed))
-    sweep(make(**changed, overwrite=True))
-    start = record.read(make().out / "tiny-vanilla-0" / record.NAME)[0]
-    assert start["config"]["optim"]["lr"] == 0.02
+        sweep(changed)
+    sweep({**changed, "overwrite": True})
+    assert events(tmp_path / "runs", "tiny-vanilla-0")[0]["config"]["optim"]["lr"] == 0.02
 
 
-def test_a_finished_run_with_other_weights_is_refused(make: Make, model_folder: Path, tmp_path: Path) -> None:
-    sweep(make())
+def test_settings_of_other_methods_do_not_make_it_another_run(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep(given(methods=["vanilla", "pgd"]))
+    capsys.readouterr()
+    sweep(given(methods=["vanilla"], asa={"tau": 0.5}, pgd={"radius": 0.5}, adversary="exported"))
+    assert "finished before" in capsys.readouterr().out
+    with pytest.raises(RequestError, match=r"tiny-pgd-0 is a finished run with another pgd.radius; "):
+        sweep(given(methods=["pgd"], asa={"tau": 0.5}, pgd={"radius": 0.5}))
+
+
+def test_every_method_reads_its_settings_and_few_others(make: Make) -> None:
+    config = make()
+    read = {method: groups_read(method, config) for method in METHODS if ":" not in method}
+    assert read["vanilla"] == set()
+    assert read["asa_freelb"] == {"asa", "freelb"}
+    assert {method: groups for method, groups in read.items() if method != "vanilla" and method not in groups} == {
+        "asa_freelb": {"asa", "freelb"}
+    }
+    assert groups_read("module:builder", config) == set(to_dict(MethodsConfig()))
+    assert "adversary" in settings("asa", config)
+    assert not {"adversary", "asa", "out", "methods"} & set(settings("freelb", config))
+
+
+def test_a_finished_run_with_other_weights_is_refused(given: Given, model_folder: Path, tmp_path: Path) -> None:
+    sweep(given())
     moved = shutil.copytree(model_folder, tmp_path / "moved")
-    sweep(make(models={"tiny": moved}))
+    sweep(given(models={"tiny": moved}))
     model = AutoModelForSequenceClassification.from_pretrained(moved, num_labels=2)
     model.save_pretrained(moved)
+    weights_sha256.cache_clear()  # the hash of a folder holds for the life of a process
     with pytest.raises(RequestError, match="with another model_sha256"):
-        sweep(make(models={"tiny": moved}))
+        sweep(given(models={"tiny": moved}))
 
 
-def test_the_selected_model_is_kept_on_request(make: Make) -> None:
-    config = make(methods=["asa"], save_model=True)
-    sweep(config)
-    folder = config.out / "tiny-asa-0" / "model"
-    manifest.verify(folder, "model", "-")
+def test_the_selected_model_is_kept_on_request(given: Given, tmp_path: Path) -> None:
+    sweep(given(methods=["asa"], save_model=True))
+    folder = tmp_path / "runs" / "colours" / "tiny-asa-0" / "model"
+    assert manifest.verify(folder, "model", "-")["method"] == "asa"
     model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
-    assert model.config.id2label == {0: "red", 1: "green", 2: "blue"}
+    assert model.config.id2label == dict(enumerate(CLASSES))
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    assert (folder / "tokenizer.json").is_file()
+    sweep(given(models={"tiny": folder}, out=tmp_path / "second"))
+    assert events(tmp_path / "second", "tiny-vanilla-0")[0]["new_weights"] == []
 
 
-def test_nothing_is_trained_where_one_input_is_wrong(make: Make, model_folder: Path, tmp_path: Path) -> None:
-    config = make(models={"tiny": model_folder, "gone": tmp_path / "gone"})
+def test_nothing_is_trained_where_one_input_is_wrong(given: Given, model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"gone.*--models.gone"):
-        sweep(config)
-    assert not config.out.exists()
+        sweep(given(models={"tiny": model_folder, "gone": tmp_path / "gone"}))
+    assert not (tmp_path / "runs").exists()
 
 
-def test_an_unsupported_family_is_refused(make: Make, model_folder: Path, tmp_path: Path) -> None:
+def test_an_unsupported_family_is_refused(given: Given, model_folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(model_folder, tmp_path / "other")
     shape = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**shape, "model_type": "t5"}))
     with pytest.raises(RequestError, match=r"'t5' is not supported.*--models.tiny"):
-        sweep(make(models={"tiny": other}))
+        sweep(given(models={"tiny": other}))
 
 
-def test_rows_longer_than_the_model_takes_are_refused(make: Make) -> None:
+def test_rows_longer_than_the_model_takes_are_refused(given: Given) -> None:
     with pytest.raises(RequestError, match=r"length = 64: .* at most 32 tokens; lower --length"):
-        sweep(make(length=64))
+        sweep(given(length=64))
 
 
 @pytest.mark.parametrize(
@@ -114,35 +130,98 @@ def test_rows_longer_than_the_model_takes_are_refused(make: Make) -> None:
         ({"seeds": [-1]}, "allowed: 0 <= seed"),
         ({"seeds": []}, "seeds"),
         ({"models": {"a/b": "x"}}, "'a/b' cannot name a run's folder"),
-        ({"worker": "2/2"}, "allowed: i/n with 0 <= i < n"),
+        ({"worker": -1}, "allowed: 0 <= worker, set --worker"),
         ({"batch": 0}, "allowed: 1 <= batch, set --batch"),
+        ({"patience": 0}, "greater than or equal to 1, set --patience"),
     ],
 )
-def test_wrong_settings_are_named(make: Make, changes: dict, message: str) -> None:
+def test_wrong_settings_are_named(make: Make, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         make(**changes)
 
 
-def test_the_quickstart_config_is_valid() -> None:
-    config = parse(FinetuneConfig, ["--config", str(QUICKSTART), "--seeds", "3,4"], "finetune run")
-    assert len(plan(config)) == 12
-    assert to_dict(config)["seeds"] == [3, 4]
-    assert Run("base", "asa", 3) in plan(config)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "bf16"}, "set --engine deepspeed or --precision fp32"),
+        ({"zero": 2}, "set --engine deepspeed or --zero 0"),
+        ({"engine": "deepspeed", "precision": "fp16"}, "needs a GPU"),
+        ({"engine": "deepspeed", "zero": 3, "methods": ["yopo"]}, "set --zero 2"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(make: Make, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        check(make(**changes), cuda=False)
+
+
+def test_the_quickstart_config_is_twelve_runs_a_seed_after_the_other(model_folder: Path) -> None:
+    flags = [f"--models.{name}={model_folder}" for name in ("base", "mlm", "asa")]
+    values = read_flags(
+        FinetuneConfig, ["--config", str(QUICKSTART), *flags, "--seeds", "3,4", "--length", "16"], "finetune run"
+    )
+    runs = [cell.run for cell in plan(values, [small_task("classification")])]
+    assert len(runs) == 12
+    assert [run.seed for run in runs] == [3] * 6 + [4] * 6
+    assert Run("small", "base", "asa", 3) in runs
+
+
+def test_a_standard_task_starts_from_its_recipe_and_flags_have_the_last_word(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    values = {"tasks": ["rte"], "models": {"tiny": model_folder}, "out": tmp_path, "length": 16, "methods": ["freelb"]}
+    task = small_task("classification")
+    (cell, *_) = plan(values, [task])
+    assert cell.config.freelb.radius == 0.15
+    assert cell.config.length == 16
+    (cell, *_) = plan({**values, "freelb": {"radius": 0.3}}, [task])
+    assert (cell.config.freelb.radius, cell.config.freelb.step_size) == (0.3, 0.03)
+    (cell, *_) = plan({**values, "recipes": False}, [task])
+    assert cell.config.freelb == from_dict(MethodsConfig, {}).freelb
+
+
+def test_a_run_that_another_process_makes_is_left_to_it(given: Given, tmp_path: Path) -> None:
+    wanted = given(seeds=[0, 1], worker=1)
+    (first, _) = Sweep(wanted).cells
+    with claimed(first) as mine:
+        assert mine
+        sweep(wanted)
+    assert not (tmp_path / "runs" / first.run.name).exists()
+    assert record.finished(tmp_path / "runs" / "colours" / "tiny-vanilla-1" / record.NAME)
+
+
+def test_a_run_whose_process_has_gone_falls_to_worker_0(given: Given, tmp_path: Path) -> None:
+    wanted = given(seeds=[0, 1])
+    (first, _) = Sweep(wanted).cells
+    begun = threading.Event()
+
+    def hold() -> None:
+        with claimed(first):
+            begun.set()
+            while not any((tmp_path / "runs").glob("*/tiny-vanilla-1/predictions")):
+                time.sleep(0.01)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert begun.wait(10)
+    sweep(wanted)
+    holder.join()
+    assert [events(tmp_path / "runs", f"tiny-vanilla-{seed}")[-1]["event"] for seed in (0, 1)] == ["end", "end"]
 
 
 def test_the_command_line_trains_and_refuses(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make()
-    given = ["--task", str(config.task), "--models.tiny", str(config.models["tiny"]), "--out", str(config.out)]
+    given = ["--task.folder", str(config.task.folder), "--models.tiny", str(config.models["tiny"])]
+    given += ["--out", str(config.out)]
     short = ["--methods", "vanilla", "--seeds", "0", "--max_steps", "2", "--length", "16", "--batch", "4"]
     assert command(monkeypatch, "run", *given, *short) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("tiny-vanilla-0 ")
-    assert "test 0." in printed
+    _, printed = capsys.readouterr().out.splitlines()
+    assert printed.startswith("colours/tiny-vanilla-0 ")
+    assert "test_accuracy 0." in printed
     task = write_task(tmp_path / "unfinished")
     (task / manifest.NAME).unlink()
-    assert command(monkeypatch, "run", *given, "--task", str(task)) == 2
+    assert command(monkeypatch, "run", *given, "--task.folder", str(task)) == 2
     refused = capsys.readouterr().err
     assert refused.startswith("error: ")
     assert refused.count("\n") == 1

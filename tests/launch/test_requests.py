@@ -15,13 +15,13 @@ from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from launch.command import deepspeed_command
 from launch.nodes import Nodes
-from launch.options import ClusterOptions
+from launch.options import ClusterOptions, FinetuneOptions
 from pretrain.config import PretrainConfig
-from tests.finetune.conftest import Make, make, model_folder, task_folder
+from tests.finetune.conftest import Make, given, make, model_folder, task_folder
 from tests.launch.conftest import Answer, Ask, program
 from tests.pretrain.conftest import make_model
 
-__all__ = ["make", "model_folder", "task_folder"]  # fixtures
+__all__ = ["given", "make", "model_folder", "task_folder"]  # fixtures
 
 
 def assert_refused(done: Answer, code: int, expected: str) -> None:
@@ -131,15 +131,34 @@ def test_a_wrong_request_ends_with_one_line_before_anything_is_written(
     assert not (bad / "cut" / record.NAME).exists()
 
 
-def test_fine_tuning_by_an_unknown_method_is_refused_before_anything_is_trained(
-    make: Make, ask: Ask, tmp_path: Path
+TUNING = {
+    "unknown method": (["--methods", "vanilla,freelp"], "no method 'freelp'; did you mean 'freelb'?"),
+    "a flag of pre-training": (["--hostfile", "x"], "unknown key 'hostfile'"),
+    "no such model": (["--models.tiny", "nowhere"], "give a Hugging Face model folder by --models.tiny"),
+    "more processes than cores": (["--nproc", "3"], "nproc = 3: allowed: 1 to 2 on this machine"),
+    "more ranks than cores": (["--ranks", "3"], "ranks = 3: allowed: 1 to 2 on this machine"),
+    "side by side and together": (["--ranks", "2", "--nproc", "2"], "leave one of them out"),
+    "half precision of plain torch": (["--precision", "bf16"], "set --engine deepspeed"),
+}
+
+
+@pytest.mark.parametrize("name", TUNING)
+def test_a_wrong_request_of_fine_tuning_is_refused_before_anything_is_trained(
+    name: str, make: Make, ask: Ask, tmp_path: Path
 ) -> None:
     config = make()
     save_yaml(config, tmp_path / "tune.yaml")
-    done = ask("finetune", "--config", tmp_path / "tune.yaml", "--methods", "vanilla,freelp")
-    assert_refused(done, 2, "no method 'freelp'; did you mean 'freelb'?")
-    assert_refused(ask("finetune", "--config", tmp_path / "tune.yaml", "--hostfile", "x"), 2, "unknown key 'hostfile'")
+    flags, expected = TUNING[name]
+    assert_refused(ask("finetune", "--config", tmp_path / "tune.yaml", *flags), 2, expected)
     assert not config.out.exists()
+
+
+def test_the_processes_of_a_run_get_its_flags(make: Make, ask: Ask, tmp_path: Path) -> None:
+    save_yaml(make(), tmp_path / "tune.yaml")
+    done = ask("finetune", "--config", tmp_path / "tune.yaml", "--ranks", "2", "--dry_run")
+    assert done.code == 0, done.err
+    assert "deepspeed --num_accelerators 2 --master_port" in done.out
+    assert done.out.strip().endswith(f"--module finetune run --config {tmp_path / 'tune.yaml'}")
 
 
 def test_machines_that_pdsh_does_not_reach_are_refused(
@@ -216,5 +235,5 @@ def test_help_lists_the_launchers_flags_after_the_stages(ask: Ask) -> None:
 
 
 def test_no_flag_of_the_launcher_is_also_a_key_of_a_stage() -> None:
-    for stage in (PretrainConfig, FinetuneConfig):
-        assert set(field_names(ClusterOptions)) & set(field_names(stage)) == set()
+    for stage, own in ((PretrainConfig, ClusterOptions), (FinetuneConfig, FinetuneOptions)):
+        assert set(field_names(own)) & set(field_names(stage)) == set()

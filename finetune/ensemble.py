@@ -1,0 +1,99 @@
+"""The command `ensemble`: the averaged predictions of several runs of one task (FreeLB's entries are of 7)."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import log_softmax, logsumexp
+
+from asa import manifest, record
+from asa.errors import RequestError
+from asa.record import Record
+from finetune.evaluation_config import EnsembleConfig
+from finetune.metrics import score
+from finetune.predictions import FOLDER, Predictions, Stored, load_predictions, save_predictions
+from finetune.saved import finished
+
+FLAG = "--runs"
+
+
+def ensemble(config: EnsembleConfig) -> None:
+    """Write the ensemble's record and predictions, and print its scores beside those of its members.
+
+    Raises: RequestError where the runs are not of one task and its same rows, or something else stands at `out`.
+    """
+    began = time.perf_counter()
+    starts = {run: finished(run, FLAG)[0] for run in config.runs}
+    if len(tasks := sorted({str(start.get("task")) for start in starts.values()})) > 1:
+        raise RequestError(f"the runs are of several tasks: {', '.join(tasks)}; give those of one by {FLAG}")
+    splits = [sorted(file.name for file in (run / FOLDER).glob("*.npz")) for run in config.runs]
+    if not splits[0] or any(names != splits[0] for names in splits):
+        raise RequestError(f"the runs have no predictions, or not for the same splits; give others by {FLAG}")
+    _replaceable(config.out)
+    means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
+    shutil.rmtree(config.out, ignore_errors=True)
+    with closing(Record(config.out, _facts(config.runs, starts))) as log:
+        end: dict[str, Any] = {}
+        for split, one in means.items():
+            save_predictions(config.out / FOLDER / f"{split}.npz", one)
+            if one.gold is not None:
+                end |= {f"{split}_{name}": value for name, value in score(one.predictions, one.gold, one).items()}
+        log.end({**end, "seconds": round(time.perf_counter() - began, 3)})
+    for run in config.runs:
+        _print(str(run), finished(run, FLAG)[1], end)
+    _print(str(config.out), end, end)
+
+
+def mean(runs: Sequence[Path], name: str) -> Stored:
+    """One split. Raises RequestError where the rows or classes are not the same."""
+    members = [load_predictions(run / FOLDER / name) for run in runs]
+    first = members[0]
+    for run, one in zip(runs, members, strict=True):
+        if (one.ids, one.gold, one.labels) != (first.ids, first.gold, first.labels):
+            raise RequestError(f"{run} and {runs[0]} have not the same rows in {name}; give runs of one task by {FLAG}")
+    kind = first.predictions.kind
+    rows = zip(*(one.predictions.logits for one in members), strict=True)
+    averaged = [_averaged(list(row), numbers=kind == "regression") for row in rows]
+    return replace(first, predictions=Predictions(kind, averaged, None))
+
+
+def _averaged(logits: list[np.ndarray], numbers: bool) -> np.ndarray:
+    """Mean of numbers, or log of the mean probabilities. A word that one member has cut off counts as cut off."""
+    if numbers:
+        return np.mean(logits, axis=0)
+    words = min(len(row) for row in logits) if logits[0].ndim == 2 else None
+    logs = np.stack([log_softmax(row[:words].astype(np.float64), axis=-1) for row in logits])
+    return logsumexp(logs, axis=0) - np.log(len(logits))
+
+
+def _replaceable(out: Path) -> None:
+    """Raises RequestError where something stands at `out` that is no ensemble."""
+    stage = (record.read(out / record.NAME) or [{}])[0].get("stage")
+    if out.exists() and stage != "ensemble":
+        raise RequestError(f"{out} exists and holds no ensemble, so it is not replaced; set another --out")
+
+
+def _facts(runs: Sequence[Path], starts: dict[Path, dict[str, Any]]) -> dict[str, Any]:
+    """The start line. The members are told by what they are and by the hash of their records."""
+    first = starts[runs[0]]
+    members = [{name: starts[run].get(name) for name in ("model", "method", "seed", "trained_on")} for run in runs]
+    methods = sorted({str(one["method"]) for one in members})
+    return {
+        "stage": "ensemble",
+        "task": first.get("task"),
+        "metrics": first.get("metrics"),
+        "model": "+".join(sorted({str(one["model"]) for one in members})),
+        "method": "+".join(methods),
+        "members": members,
+        "inputs": {"runs": [str(run) for run in runs], "sha256": [manifest.file_sha256(r / record.NAME) for r in runs]},
+        "environment": record.environment(),
+    }
+
+
+def _print(name: str, end: dict[str, Any], wanted: dict[str, Any]) -> None:
+    print(f"{name:56s} " + "  ".join(f"{key} {end[key]:.4f}" for key in wanted if key in end))

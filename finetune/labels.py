@@ -1,0 +1,60 @@
+"""From the classes a model was trained on to those of another task (transfer)."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from scipy.special import log_softmax, logsumexp
+
+from asa.errors import RequestError
+
+# N any number of rows or words, M classes of the model, T classes of the task
+
+Merge = Literal["sum", "max"]
+_NUMBERED = re.compile(r"(label-)?\d+")
+_NOT_ENTAILED = "non-entailment"
+
+
+def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, str], where: str) -> list[int]:
+    """For each class of the model the class of the task.
+
+    By `given`; else by name (case, - and _ aside; not_entailment is non-entailment); neutral and contradiction are
+    non-entailment where the task has no class of that name; classes without names (0, LABEL_0) go by their number.
+    Raises: RequestError for a class without a counterpart on either side. where: names the model.
+    """
+    if unknown := sorted(set(given) - set(theirs)):
+        raise RequestError(f"map.{unknown[0]}: {where} has the classes {', '.join(theirs)}; set --map")
+    places = {_plain(name): index for index, name in enumerate(ours)}
+    by_number = len(theirs) == len(ours) and (_numbered(theirs) or _numbered(ours))
+    found = []
+    for index, name in enumerate(theirs):
+        wanted = _plain(given.get(name, name))
+        if wanted not in places and wanted in ("neutral", "contradiction") and _NOT_ENTAILED in places:
+            wanted = _NOT_ENTAILED
+        place = places.get(wanted, index if by_number and name not in given else None)
+        if place is None:
+            raise RequestError(f"class {name!r} of {where} is none of {', '.join(ours)}; set --map.{name}")
+        found.append(place)
+    if lost := [name for index, name in enumerate(ours) if index not in found]:
+        raise RequestError(
+            f"{where} never predicts {lost[0]!r}, its classes are {', '.join(theirs)}; leave the task out"
+        )
+    return found
+
+
+def _plain(name: str) -> str:
+    plain = re.sub(r"[_\s]+", "-", name.strip().lower())
+    return _NOT_ENTAILED if plain == "not-entailment" else plain
+
+
+def _numbered(names: Sequence[str]) -> bool:
+    return all(_NUMBERED.fullmatch(_plain(name)) for name in names)
+
+
+def merged(logits_NM: np.ndarray, places: Sequence[int], merge: Merge) -> np.ndarray:
+    """Log probabilities of the task's classes, NT: the sum, or the largest, of those of the model's classes at each."""
+    log_NM = log_softmax(logits_NM.astype(np.float64), axis=-1)
+    members = [[m for m, place in enumerate(places) if place == t] for t in range(max(places) + 1)]
+    pooled = [log_NM[..., of].max(-1) if merge == "max" else logsumexp(log_NM[..., of], axis=-1) for of in members]
+    return np.stack([np.asarray(one) for one in pooled], axis=-1)

@@ -1,0 +1,114 @@
+"""A model's outputs on a split, and the file that keeps them with all that is needed to score them again."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from asa.batch import IGNORE
+from asa.errors import RequestError, WorkError
+from asa.losses import task_loss
+from asa.model import TaskModel
+from finetune.tasks.batches import Encoded, evaluation_batches
+from finetune.tasks.task import Kind, Label, Task
+
+# B rows, C classes or choices, W words of a row
+
+FOLDER = "predictions"  # below a run's folder, SPLIT.npz each
+
+
+class Predictions(NamedTuple):
+    """logits: per row C numbers (1 for regression; choice: -inf at answers that a row does not have), or WC for the
+    words of kind token that were not cut off. loss: mean over labelled units, None without labels."""
+
+    kind: Kind
+    logits: list[np.ndarray]
+    loss: float | None
+
+    @property
+    def labels(self) -> list[Label]:
+        """What is predicted, row by row; words that were cut off are left out."""
+        if self.kind == "regression":
+            return [float(row[0]) for row in self.logits]
+        if self.kind == "token":
+            return [row.argmax(-1).tolist() for row in self.logits]
+        return [int(row.argmax(-1)) for row in self.logits]
+
+    def check(self) -> None:
+        """Raises WorkError where a number is not finite; -inf stands for an answer that a row does not have."""
+        absent = (-np.inf,) if self.kind == "choice" else ()
+        if not all((np.isfinite(row) | np.isin(row, absent)).all() for row in self.logits):
+            raise WorkError("a prediction is not finite; lower --optim.lr")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Predictions as they are read back. gold: None where the rows have no labels. labels, metrics: the task's."""
+
+    predictions: Predictions
+    ids: list[str]
+    gold: list[Label] | None
+    labels: list[str]
+    metrics: tuple[str, ...]
+
+
+@torch.no_grad()
+def predict(module: TaskModel, data: Encoded, size: int, device: torch.device) -> Predictions:
+    """Run the model over a split; predictions come in the split's order."""
+    module.eval()
+    logits: list[np.ndarray] = [np.empty(0)] * len(data)
+    losses, units = [], []
+    for rows, batch in evaluation_batches(data, size):
+        moved = batch.to(device)
+        out = module(moved)
+        if data.gold is not None:
+            losses.append(task_loss(out, moved))
+            units.append(batch.total_labels)
+        values_BC = out.logits.float().cpu().numpy()
+        marks = batch.labels.numpy() != IGNORE
+        for place, row in enumerate(rows):
+            logits[row] = values_BC[place][marks[place]] if data.kind == "token" else values_BC[place]
+    for row, number in enumerate(data.answers):
+        logits[row] = np.where(np.arange(logits[row].size) < number, logits[row], -np.inf)
+    loss = float(np.average(torch.stack(losses).double().cpu(), weights=units)) if losses else None
+    return Predictions(data.kind, logits, loss)
+
+
+def stored(found: Predictions, task: Task, split: str) -> Stored:
+    """Predictions with what the task says of their rows."""
+    rows = task.splits[split]
+    return Stored(found, list(rows.ids), rows.labels, task.labels, task.metrics)
+
+
+def save_predictions(path: Path, these: Stored) -> None:
+    """A compressed .npz, read again by load_predictions or numpy alone.
+
+    logits: all rows' numbers one after the other, as rows of equal width; words: how many each row has. gold: the
+    labels of all rows one after the other, where there are any; gold_words: how many each row has. Beside them ids,
+    kind, labels (names of the classes) and metrics.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [row.reshape(-1, row.shape[-1]) for row in these.predictions.logits]
+    arrays = {"logits": np.concatenate(rows), "words": np.array([len(row) for row in rows])}
+    if these.gold is not None:
+        gold = [np.atleast_1d(np.asarray(label)) for label in these.gold]
+        arrays |= {"gold": np.concatenate(gold), "gold_words": np.array([len(row) for row in gold])}
+    facts = {"ids": these.ids, "kind": these.predictions.kind, "labels": these.labels, "metrics": list(these.metrics)}
+    texts = {name: np.array(value, dtype=np.str_) for name, value in facts.items()}
+    np.savez_compressed(path, allow_pickle=False, **arrays, **texts)
+
+
+def load_predictions(path: Path) -> Stored:
+    """What save_predictions wrote, without a loss. Raises RequestError where there is no such file."""
+    if not path.is_file():
+        raise RequestError(f"no file {path}; it is written at the end of a run: give the folder of a finished one")
+    with np.load(path) as file:
+        kind: Kind = file["kind"].item()
+        logits = np.split(file["logits"], np.cumsum(file["words"])[:-1])
+        gold = np.split(file["gold"], np.cumsum(file["gold_words"])[:-1]) if "gold" in file else None
+        ids, labels, metrics = (file[name].tolist() for name in ("ids", "labels", "metrics"))
+    found = Predictions(kind, logits if kind == "token" else [row[0] for row in logits], None)
+    named = None if gold is None else [row.tolist() if kind == "token" else row[0].item() for row in gold]
+    return Stored(found, ids, named, labels, tuple(metrics))

@@ -1,0 +1,38 @@
+"""The settings of a run: defaults, then the task's recipe, the method's preset for the task, and what the user says."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from asa.config import from_dict
+from finetune.config import FinetuneConfig
+from finetune.tasks.spec import TaskConfig
+
+PRESETS = Path(__file__).parents[1] / "configs" / "method"
+
+
+def resolved(given: dict[str, Any], task: TaskConfig, method: str) -> FinetuneConfig:
+    """The config of the runs of a method on a task. Args: given, the keys that files and flags say, nested."""
+    base = from_dict(FinetuneConfig, given)
+    layers = [task.recipe, preset(method, task.name)] if base.recipes else []
+    values = merged(*layers, given)
+    chosen = {"tasks": [task.name] if base.tasks else [], "methods": [method]}
+    return from_dict(FinetuneConfig, {**values, **chosen})
+
+
+def preset(method: str, task: str) -> dict[str, Any]:
+    """The entry of configs/method/METHOD.yaml with the task's name; empty where there is none."""
+    file = PRESETS / f"{method}.yaml"
+    return (yaml.safe_load(file.read_text()) or {}).get(task, {}) if file.is_file() else {}
+
+
+def merged(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Nested keys of all layers; the later layer has the last word."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            nested = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = merged(result[key], value) if nested else copy.deepcopy(value)
+    return result

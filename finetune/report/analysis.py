@@ -1,0 +1,182 @@
+"""What the adversaries do, from the records: masked share over steps, by layer and task, and against tau."""
+
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from finetune.report.collect import Run
+from finetune.report.labels import grouped
+from finetune.report.plots import WIDTH, Plot, colour, height, legend, line, panels
+from finetune.report.rows import Row
+from finetune.report.svg import DASHES, PALETTE, draw
+from finetune.report.tables import Table, mean_sd, number
+
+KEY = "masked_share"
+TAU = "asa.tau"
+
+
+class Masked(NamedTuple):
+    """A run that masks. shares: of the last log line, bottom layer first; tau: None where its method has none."""
+
+    row: Row
+    shares: np.ndarray
+    tau: float | None
+
+
+def masked_share(runs: list[Run], panel_of: dict[str, str], name: str) -> Plot | None:
+    """Share of token pairs masked, per layer over steps; None where none is known. panel_of: run name -> panel."""
+    attacked = [run for run in runs if run.series(KEY)[0]]
+    if not attacked:
+        return None
+    titles = list(dict.fromkeys(panel_of[run.name] for run in attacked))
+    layers = max(len(run.series(KEY)[1][-1]) for run in attacked)
+
+    def paint(figure: Figure) -> None:
+        axes = dict(zip(titles, panels(figure, len(titles)), strict=True))
+        for run in attacked:
+            steps, shares = run.series(KEY)
+            for layer, values in enumerate(100 * np.asarray(shares).T):
+                style = {"color": layer_colour(layer, layers), "alpha": 0.85}
+                axes[panel_of[run.name]].plot(steps, values, DASHES[layer % 4], **style)
+        for title, ax in axes.items():
+            ax.set_title(title)
+            ax.set_xlabel("optimizer step")
+            ax.set_ylim(bottom=0)
+        figure.axes[0].set_ylabel("masked share, %")
+        lines = [
+            Line2D([], [], color=layer_colour(layer, layers), linestyle=DASHES[layer % 4]) for layer in range(layers)
+        ]
+        figure.legend(lines, [f"layer {layer}" for layer in range(layers)], loc="outside upper center", ncols=6)
+
+    ends = [f"{run.name} {_percents(run.series(KEY)[1])}" for run in attacked]
+    alt = f"Masked share per layer over steps. First and last values, bottom layer first: {'; '.join(ends)}."
+    caption = "Share of real token pairs the adversary masks; one line per layer and run, layer 0 at the bottom."
+    return Plot("Masked share per layer", draw(name, WIDTH, height(len(titles)), paint), alt, caption)
+
+
+def masking(rows: list[Row]) -> list[Masked]:
+    """The rows whose runs mask, in their order."""
+    shares = [(row, row.run.series(KEY)[1]) for row in rows]
+    return [Masked(row, np.asarray(found[-1]), row.run.own.get(TAU)) for row, found in shares if found]
+
+
+def shares_by_layer(masked: list[Masked]) -> Table:
+    """One row per task, settings, model and method: masked share of every layer and their mean, means over seeds."""
+    layers = max(len(one.shares) for one in masked)
+    cells = []
+    for (task, _, model, method), same in grouped(masked, _group).items():
+        mean = np.mean([one.shares for one in same], axis=0)
+        shares = [number(100 * share, 1) for share in mean] + ["-"] * (layers - len(mean))
+        overall = mean_sd([float(one.shares.mean()) for one in same], 100, 1)
+        cells.append([task, model, method, str(len(same)), *shares, overall])
+    figures = ["n", *[f"Layer {layer}, %" for layer in range(layers)], "All layers, %"]
+    return Table("Masked share after training", ["Task", "Model", "Method", *figures], cells, 3)
+
+
+def layers_and_tasks(masked: list[Masked], name: str) -> Plot:
+    """ASA's Figure 5: masked share after training by layer, and its mean over the layers."""
+    groups = grouped(masked, _group)
+    means = [np.mean([one.shares for one in same], axis=0) for same in groups.values()]
+    shares = dict(zip(_labels(list(groups)), means, strict=True))
+
+    def paint(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        for index, values in enumerate(shares.values()):
+            left.plot(range(len(values)), 100 * values, marker="o", **line(index))
+            right.barh(index, 100 * values.mean(), color=colour(index))
+        left.set_xticks(range(max(map(len, shares.values()))))
+        left.set(xlabel="layer, 0 at the bottom", ylabel="masked share, %")
+        left.set_ylim(bottom=0)
+        right.set_yticks(range(len(shares)), list(shares))
+        right.invert_yaxis()
+        right.set_xlabel("masked share, mean over layers, %")
+
+    seen = "; ".join(f"{line} {' / '.join(f'{share:.1%}' for share in values)}" for line, values in shares.items())
+    alt = f"Masked share after training, bottom layer first: {seen}."
+    caption = "Left: by layer. Right: mean over the layers, same colours. Last log line of each run, mean over seeds."
+    svg = draw(name, WIDTH, max(3.2, 1 + 0.25 * len(shares)), paint)
+    return Plot("Masked share by layer and task", svg, alt, caption)
+
+
+def swept(masked: list[Masked]) -> list[list[Masked]]:
+    """The runs of each task, settings, model and method that was run with several values of tau."""
+    known = [one for one in masked if one.tau is not None]
+    groups = grouped(known, lambda one: (*_group(one)[:3], one.row.run.method)).values()
+    return [same for same in groups if len({one.tau for one in same}) > 1]
+
+
+def tau_table(sweeps: list[list[Masked]]) -> Table:
+    cells = []
+    for sweep in sweeps:
+        for tau, same in _by_tau(sweep).items():
+            names = [same[0].row.task, same[0].row.model, same[0].row.run.method, f"{tau:g}", str(len(same))]
+            share = mean_sd([float(one.shares.mean()) for one in same], 100, 1)
+            cells.append([*names, mean_sd([one.row.score for one in same], 100, 2), share])
+    figures = ["n", "Test, %", "Masked share, %"]
+    return Table("Score and masked share by tau", ["Task", "Model", "Method", "tau", *figures], cells, 4)
+
+
+def tau_sweep(sweeps: list[list[Masked]], name: str) -> Plot:
+    """ASA's Figure 4b: test score and masked share against tau, a line per task, model and method."""
+    labels = _labels([(*_group(sweep[0])[:3], sweep[0].row.run.method) for sweep in sweeps])
+    means = [_means(sweep) for sweep in sweeps]
+
+    def paint(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        for index, (sweep, by_tau) in enumerate(zip(sweeps, means, strict=True)):
+            middle = float(np.mean([score for score, _ in by_tau.values()]))
+            for one in sweep:
+                style = {"color": colour(index), "alpha": 0.5, "markersize": 4}
+                left.plot(one.tau, 100 * (one.row.score - middle), "o", **style)
+                right.plot(one.tau, 100 * one.shares.mean(), "o", **style)
+            left.plot(list(by_tau), [100 * (score - middle) for score, _ in by_tau.values()], **line(index))
+            right.plot(list(by_tau), [100 * share for _, share in by_tau.values()], **line(index))
+        left.set(xlabel="tau", ylabel="test score less its line's mean, points")
+        right.set(xlabel="tau", ylabel="masked share, mean over layers, %")
+        right.set_ylim(bottom=0)
+        legend(figure, labels)
+
+    told = [
+        ", ".join(f"tau {tau:g} {score:.2%} ({share:.1%} masked)" for tau, (score, share) in by_tau.items())
+        for by_tau in means
+    ]
+    seen = "; ".join(f"{label}: {text}" for label, text in zip(labels, told, strict=True))
+    alt = f"Test score and masked share by tau. {seen}."
+    caption = "Points: one seed each; lines: means. Lower tau: stronger attack. Each line's scores are less their mean."
+    return Plot("Score and masked share against tau", draw(name, WIDTH, 3.6, paint), alt, caption)
+
+
+def _by_tau(sweep: list[Masked]) -> dict[float, list[Masked]]:
+    return dict(sorted(grouped(sweep, lambda one: one.tau or 0.0).items()))
+
+
+def _means(sweep: list[Masked]) -> dict[float, tuple[float, float]]:
+    """tau -> mean score and mean masked share."""
+    return {
+        tau: (float(np.mean([one.row.score for one in same])), float(np.mean([one.shares for one in same])))
+        for tau, same in _by_tau(sweep).items()
+    }
+
+
+def _group(one: Masked) -> tuple[str, str, str, str]:
+    return one.row.task, one.row.settings, one.row.model, one.row.method
+
+
+def _labels(groups: list[tuple[str, str, str, str]]) -> list[str]:
+    """What tells groups apart: the task, and settings, model and method where they vary."""
+    varies = [True, *[len({group[part] for group in groups}) > 1 for part in (1, 2, 3)]]
+    return [", ".join(name for name, shown in zip(group, varies, strict=True) if shown) for group in groups]
+
+
+def layer_colour(layer: int, layers: int) -> Any:
+    """Separate hues for few layers, one scale for many."""
+    if layers <= len(PALETTE):
+        return colour(layer + 2)  # the first two colours stand for methods in the neighbouring figures
+    return matplotlib.colormaps["viridis"](0.2 + 0.6 * layer / (layers - 1))
+
+
+def _percents(shares: list[list[float]]) -> str:
+    return " / ".join(f"{first:.1%} to {last:.1%}" for first, last in zip(shares[0], shares[-1], strict=True))

@@ -1,0 +1,133 @@
+"""Runs -> rows of figures, and their mean, standard deviation and number per group."""
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from finetune.report.collect import COMPARED, Run, finished
+from finetune.report.labels import letters, method_key, method_labels, model_labels
+
+NAN = float("nan")
+
+
+class Row(NamedTuple):
+    """A finished run. method: with what tells its settings apart; settings: letter of those that methods share.
+
+    values: figures by name, those that are known. Of a run on a task: its scores SPLIT_METRIC, seconds, step_seconds
+    (one step), peak_memory_bytes and, where there is a vanilla run (`partner`) with the same task, model, settings and
+    seed: gain (of the main score on test), slowdown and memory (multiples of its time per step and peak memory).
+    """
+
+    run: Run
+    task: str
+    model: str
+    method: str
+    settings: str
+    values: dict[str, float]
+    partner: Run | None = None
+
+    @property
+    def metric(self) -> str:
+        return self.run.metrics[0]
+
+    @property
+    def score(self) -> float:
+        """The main score on test, nan where there is none."""
+        return self.values.get(f"test_{self.metric}", NAN)
+
+
+class Spread(NamedTuple):
+    """sd: sample standard deviation, nan for n = 1. All nan for n = 0."""
+
+    n: int
+    mean: float
+    sd: float
+
+
+def spread(values: Iterable[float]) -> Spread:
+    known = [value for value in values if not math.isnan(value)]
+    mean = statistics.fmean(known) if known else NAN
+    return Spread(len(known), mean, statistics.stdev(known) if len(known) > 1 else NAN)
+
+
+def of(rows: Iterable[Row], key: str) -> list[float]:
+    """The figure in every row that has it."""
+    return [row.values[key] for row in rows if key in row.values]
+
+
+def tuned_rows(runs: list[Run]) -> list[Row]:
+    """Every finished fine-tuning run and scored model, sorted, vanilla before other methods."""
+    done = finished(runs, *COMPARED)
+    models, methods, settings = model_labels(done), method_labels(done), letters(done)
+
+    def cell(run: Run) -> tuple:
+        return run.stage, run.task, models[run.name], run.settings, run.facts.get("seed")
+
+    vanilla = {cell(run): run for run in done if run.method == "vanilla"}
+    rows = []
+    for run in done:
+        partner = vanilla.get(cell(run)) if run.method != "vanilla" else None
+        values = {**_figures(run), **(_against(run, partner) if partner else {})}
+        rows.append(Row(run, run.task, models[run.name], methods[run.name], settings[run.name], values, partner))
+    return _ordered(rows)
+
+
+def _figures(run: Run) -> dict[str, float]:
+    assert run.end is not None
+    found = {key: run.end[key] for key in scores(run)}
+    found |= {key: run.end[key] for key in ("seconds", "peak_memory_bytes") if run.end.get(key) is not None}
+    spent, steps = run.end.get("train_seconds", run.end.get("seconds")), run.end.get("steps")
+    return found | ({"step_seconds": spent / steps} if spent is not None and steps else {})
+
+
+def scores(run: Run) -> list[str]:
+    """The keys SPLIT_METRIC of a run's end line: test first, then further splits, dev last."""
+    assert run.end is not None
+    endings = tuple(f"_{metric}" for metric in run.metrics)
+    keys = [key for key, value in run.end.items() if key.endswith(endings) and value is not None]
+    order = {"test": 0, "dev": 2}
+    return sorted(keys, key=lambda key: order.get(key.partition("_")[0], 1))
+
+
+def _against(run: Run, vanilla: Run) -> dict[str, float]:
+    mine, theirs = _figures(run), _figures(vanilla)
+    key = f"test_{run.metrics[0]}"
+    found = {"gain": mine[key] - theirs[key]} if key in mine and key in theirs else {}
+    for name, cost in (("slowdown", "step_seconds"), ("memory", "peak_memory_bytes")):
+        if mine.get(cost) and theirs.get(cost):
+            found[name] = mine[cost] / theirs[cost]
+    return found
+
+
+def pretrain_rows(runs: list[Run]) -> list[Row]:
+    """Every finished pre-training run, with its held-out figures and its speed."""
+    done = finished(runs, "pretrain")
+    methods, settings = method_labels(done), letters(done)
+    return _ordered(
+        [Row(run, "mlm", run.model, methods[run.name], settings[run.name], _pretrain_figures(run)) for run in done]
+    )
+
+
+def _pretrain_figures(run: Run) -> dict[str, float]:
+    """before: at step 0; tokens_per_s: median of the log lines."""
+    rates = run.series("tokens_per_s")[1]
+    found = before_after(run, "heldout_loss") | before_after(run, "heldout_accuracy")
+    found["tokens_per_s"] = statistics.median(rates) if rates else NAN
+    return found | {"seconds": (run.end or {}).get("seconds", NAN)}
+
+
+def before_after(run: Run, key: str) -> dict[str, float]:
+    """A held-out metric at step 0 (nan where it was not taken) and at the last evaluation."""
+    steps, values = run.series(key, "evals")
+    before = values[0] if steps and steps[0] == 0 else NAN
+    return {f"{key}_before": before, f"{key}_after": values[-1] if values else NAN}
+
+
+def _ordered(rows: list[Row]) -> list[Row]:
+    """Sorted by group and seed, vanilla before the other methods."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return (row.run.stage, row.task, row.settings, row.model, method_key(row.method), row.run.seed, row.run.name)
+
+    return sorted(rows, key=key)

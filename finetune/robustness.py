@@ -1,0 +1,160 @@
+"""The command `robustness`: how much a small step of the word embeddings can raise the loss (FreeLB, Table 5)."""
+
+import json
+import shutil
+import time
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import torch
+
+from asa import record
+from asa.errors import RequestError, WorkError
+from asa.record import Record
+from finetune.attack import Worst
+from finetune.evaluation_config import RobustnessConfig
+from finetune.facts import weights_sha256
+from finetune.saved import Saved, find, kept, tasks_of
+from finetune.subject import Subject, attacked, prepare
+from finetune.tasks.task import Task
+
+# E examples, S starts
+
+RADII = "radii.npz"
+EXAMPLES = "examples.npz"
+
+
+def robustness(config: RobustnessConfig) -> None:
+    """Attack every model on every task; finished records are kept. Prints a table per task.
+
+    Raises: RequestError for a wrong input; WorkError for damaged files or a loss that is not finite.
+    """
+    if config.reference not in config.models:
+        raise RequestError(f"reference = {config.reference!r}, allowed: {', '.join(config.models)}; set --reference")
+    saved = {name: find(path, f"--models.{name}") for name, path in config.models.items()}
+    for task in tasks_of(config, config.out):
+        _check(task, config.split)
+        subjects = {name: prepare(name, one, task, config) for name, one in saved.items()}
+        right = sorted(set.intersection(*(one.right for one in subjects.values())))
+        if not right:
+            raise RequestError(f"no row of {task.name} is classified right by all models; leave one out, or the task")
+        lengths = subjects[config.reference].data.lengths
+        rows = np.array(sorted(right[: config.rows], key=lambda row: (lengths[row], row)))  # little padding in a batch
+        print(f"{task.name}: all models are right on {len(right)} of {len(task.splits[config.split])} rows", end="")
+        print(f", {len(rows)} are attacked", flush=True)
+        facts = _facts(task, saved, config)
+        radius_E = _radii(subjects[config.reference], rows, config, facts)
+        print(f"  {config.reference} resists at none of the radii: {int((radius_E == 0).sum())} rows, left out")
+        if not radius_E.any():
+            raise WorkError(f"{config.reference} resists nowhere on {task.name}; lower --radius or raise --radii")
+        _table({name: _compare(one, task, rows, radius_E, config, facts) for name, one in subjects.items()})
+
+
+def _check(task: Task, split: str) -> None:
+    if task.kind not in ("classification", "choice"):
+        raise RequestError(f"{task.name} is of kind {task.kind}, allowed: classification, choice; set --tasks")
+    if split not in task.splits or task.splits[split].labels is None:
+        labelled = [name for name, rows in task.splits.items() if rows.labels is not None]
+        raise RequestError(f"split = {split!r}, {task.name} has {', '.join(labelled)}; set --split")
+
+
+def _facts(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> dict[str, Any]:
+    """All that radii and attacks depend on: the attacked rows follow from all models."""
+    names = ("split", "rows", "radius", "radii", "steps", "step_size", "starts", "seed", "length", "batch")
+    return {
+        "task": task.name,
+        "metrics": ["median"],
+        "reference": config.reference,
+        "config": {name: getattr(config, name) for name in names},
+        "inputs": {
+            "models_sha256": {name: weights_sha256(one.folder) for name, one in saved.items()},
+            "task_sha256": task.sha256,
+        },
+    }
+
+
+def _radii(subject: Subject, rows: np.ndarray, config: RobustnessConfig, facts: dict[str, Any]) -> np.ndarray:
+    """For each row the largest of the radii at which the reference stays right; 0 where there is none.
+
+    Kept in a file: a repeated command goes on from there.
+    """
+    path = config.out / facts["task"] / config.reference / RADII
+    known = json.dumps(facts, sort_keys=True)
+    if path.is_file():
+        with np.load(path) as file:
+            if file["facts"].item() == known:
+                return file["radius"]
+    # Balls contain smaller ones, so halving finds each row's place between what it resists and what it does not.
+    holds_E, breaks_E = np.zeros(len(rows), dtype=int), np.full(len(rows), config.radii + 1)
+    while len(left := np.flatnonzero(breaks_E - holds_E > 1)):
+        tried = (holds_E[left] + breaks_E[left]) // 2
+        worst = attacked(subject, rows[left], config.radius * tried / config.radii, config, "radii")
+        resisted = worst.resisted_E.numpy()
+        holds_E[left[resisted]], breaks_E[left[~resisted]] = tried[resisted], tried[~resisted]
+    radius_E = config.radius * holds_E / config.radii
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial.npz")
+    np.savez_compressed(partial, radius=radius_E, facts=known)
+    partial.rename(path)
+    return radius_E
+
+
+def _compare(
+    subject: Subject,
+    task: Task,
+    rows: np.ndarray,
+    radius_E: np.ndarray,
+    config: RobustnessConfig,
+    shared: dict[str, Any],
+) -> dict[str, Any]:
+    """Attack one model on the rows that have a radius; what the end line of its record holds."""
+    saved, folder = subject.saved, config.out / task.name / config.reference / subject.name
+    own = {"model": subject.name, "method": saved.method, "seed": saved.seed, "trained_on": saved.trained_on}
+    facts = {"stage": "robustness", **shared, **own, "environment": record.environment()}
+    if kept(folder, facts, config.overwrite):
+        return record.read(folder / record.NAME)[-1]
+    began = time.perf_counter()
+    shutil.rmtree(folder, ignore_errors=True)
+    rows, radius_E = rows[radius_E > 0], radius_E[radius_E > 0]
+    with closing(Record(folder, facts)) as log:
+        worst = attacked(subject, rows, radius_E, config, "attack")
+        if not torch.isfinite(worst.reached_SE).all():
+            raise WorkError(f"{subject.name}: a loss under attack is not finite; lower --radius")
+        ids = np.array([task.splits[config.split].ids[row] for row in rows], dtype=np.str_)
+        arrays = {"clean": worst.clean_E, "reached": worst.reached_SE, "resisted": worst.resisted_E}
+        found = {name: tensor.numpy() for name, tensor in arrays.items()}
+        np.savez_compressed(
+            folder / EXAMPLES, allow_pickle=False, ids=ids, radius=radius_E, increase=worst.increase_E.numpy(), **found
+        )
+        end = {**_summary(worst, radius_E), "seconds": round(time.perf_counter() - began, 3)}
+        log.end(end)
+    return end
+
+
+def _summary(worst: Worst, radius_E: np.ndarray) -> dict[str, Any]:
+    """Statistics over examples. start_spread: of each example, the largest minus the smallest loss that a start has
+    reached, the median; near 0 where the ascents find the same maximum from everywhere."""
+    increase_E = worst.increase_E.double().numpy()
+    q25, median, q75 = (float(value) for value in np.percentile(increase_E, (25, 50, 75)))
+    spread_E = worst.reached_SE.amax(0) - worst.reached_SE.amin(0)
+    return {
+        "median": median,
+        "q25": q25,
+        "q75": q75,
+        "mean": float(increase_E.mean()),
+        "sd": float(increase_E.std(ddof=1)) if len(increase_E) > 1 else None,
+        "max": float(increase_E.max()),
+        "n": len(increase_E),
+        "radius_median": float(np.median(radius_E)),
+        "clean_loss_median": float(worst.clean_E.median()),
+        "resisted": float(worst.resisted_E.float().mean()),
+        "start_spread": float(spread_E.median()),
+    }
+
+
+def _table(ends: dict[str, dict[str, Any]]) -> None:
+    columns = ("n", "median", "q25", "q75", "clean_loss_median", "radius_median", "resisted")
+    print(f"  {'model':16s}" + "".join(f"{name.removesuffix('_median'):>12s}" for name in columns))
+    for name, end in ends.items():
+        print(f"  {name:16s}" + "".join(f"{end[column]:12.4g}" for column in columns), flush=True)

@@ -1,0 +1,125 @@
+"""The command `score`: saved models on other tasks than their own (transfer)."""
+
+import shutil
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from asa import record
+from asa.errors import RequestError
+from asa.model import TaskModel
+from asa.record import Record
+from finetune.evaluation_config import ScoreConfig
+from finetune.facts import weights_sha256
+from finetune.labels import label_map, merged
+from finetune.metrics import score
+from finetune.predictions import FOLDER, Predictions, predict, save_predictions, stored
+from finetune.saved import Saved, device, encoded, find, kept, module_of, tasks_of
+from finetune.tasks.task import Task
+
+FLAG = "--models"
+
+
+class Pair(NamedTuple):
+    """A model and a task it is scored on. places: for each class of the model the task's; empty for numbers and
+    answers."""
+
+    saved: Saved
+    task: Task
+    places: list[int]
+    folder: Path
+
+
+def score_all(config: ScoreConfig) -> None:
+    """Score every model on every task; finished records are kept. Prints one line per record.
+
+    Raises: RequestError for a wrong input, before anything is scored; WorkError for damaged files.
+    """
+    models, tasks = [find(path, FLAG) for path in config.models], tasks_of(config, config.out)
+    pairs = [pair(saved, task, config) for task in tasks for saved in models]
+    if twins := [str(one.folder) for n, one in enumerate(pairs) if one.folder in [other.folder for other in pairs[:n]]]:
+        raise RequestError(f"two of the models would be {twins[0]}; score them with another --out each")
+    facts = {one.folder: facts_of(one, config) for one in pairs}
+    done = {one.folder for one in pairs if kept(one.folder, facts[one.folder], config.overwrite)}
+    for saved in models:
+        mine = [one for one in pairs if one.saved is saved]
+        module = module_of(saved, device(), FLAG) if any(one.folder not in done for one in mine) else None
+        for one in mine:
+            scores = "finished before"
+            if module is not None and one.folder not in done:
+                scores = _line(score_one(one, module, config, facts[one.folder]))
+            print(f"{one.folder.relative_to(config.out)!s:48s} {scores}", flush=True)
+
+
+def _line(end: dict[str, Any]) -> str:
+    scores = "  ".join(f"{key} {value:.4f}" for key, value in end.items() if key != "seconds")
+    return scores or "no labels: predictions only"
+
+
+def pair(saved: Saved, task: Task, config: ScoreConfig) -> Pair:
+    """Raises RequestError for a model of another kind, or with other classes, than the task."""
+    if saved.kind != task.kind:
+        raise RequestError(
+            f"{saved.folder} is for kind {saved.kind}, {task.name} is {task.kind}; leave one of them out"
+        )
+    named = task.kind in ("classification", "token")
+    places = label_map(saved.labels, task.labels, config.map, str(saved.folder)) if named else []
+    return Pair(saved, task, places, config.out / task.name / saved.name)
+
+
+def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
+    """The start line of a record."""
+    saved, task = one.saved, one.task
+    named = {name: task.labels[place] for name, place in zip(saved.labels, one.places, strict=False)}
+    return {
+        "stage": "score",
+        "task": task.name,
+        "metrics": list(task.metrics),
+        "model": saved.model,
+        "method": saved.method,
+        "seed": saved.seed,
+        "trained_on": saved.trained_on,
+        "config": {**saved.config, "length": config.length or saved.length, "merge": config.merge},
+        "classes": named,
+        "inputs": {"model_sha256": weights_sha256(saved.folder), "task_sha256": task.sha256},
+        "environment": record.environment(),
+    }
+
+
+def score_one(one: Pair, module: TaskModel, config: ScoreConfig, facts: dict[str, Any]) -> dict[str, Any]:
+    """Predict and score every split but those of training and choice; what the end line holds."""
+    began = time.perf_counter()
+    shutil.rmtree(one.folder, ignore_errors=True)
+    end: dict[str, Any] = {}
+    known: dict[Any, np.ndarray] = {}
+    with closing(Record(one.folder, facts)) as log:
+        for split, rows in one.task.splits.items():
+            if split in ("train", "dev"):
+                continue
+            found = _predicted(one, split, module, config, known)
+            save_predictions(one.folder / FOLDER / f"{split}.npz", stored(found, one.task, split))
+            if rows.labels is not None:
+                end |= {f"{split}_{name}": value for name, value in score(found, rows.labels, one.task).items()}
+        end["seconds"] = round(time.perf_counter() - began, 3)
+        log.end(end)
+    return end
+
+
+def _predicted(
+    one: Pair, split: str, module: TaskModel, config: ScoreConfig, known: dict[Any, np.ndarray]
+) -> Predictions:
+    """A split's predictions in the task's classes. known: those of texts before; parts of test need no pass of their
+    own."""
+    texts = one.task.splits[split].texts
+    if not all(text in known for text in texts):
+        data = encoded(one.saved, one.task, split, config.length, FLAG)
+        # Without gold labels: they number the task's classes, not the model's.
+        found = predict(module, replace(data, gold=None), config.batch, device())
+        found.check()
+        rows = [merged(row, one.places, config.merge) for row in found.logits] if one.places else found.logits
+        known.update(zip(texts, rows, strict=True))
+    return Predictions(one.task.kind, [known[text] for text in texts], None)

@@ -1,0 +1,88 @@
+"""A compared model on a task, and attacks on its rows."""
+
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from asa.batch import Batch
+from asa.errors import RequestError
+from asa.model import TaskModel
+from asa.perturb import Room
+from asa.signal import Perturb
+from finetune.attack import Look, Worst, attack
+from finetune.evaluation_config import RobustnessConfig
+from finetune.labels import label_map
+from finetune.predictions import predict
+from finetune.saved import Saved, device, encoded, module_of
+from finetune.tasks.batches import Encoded
+from finetune.tasks.task import Task
+
+# C classes or choices, D width of the word embeddings, E examples, L length, R sequences
+
+
+class Subject(NamedTuple):
+    """A compared model on a task. right: numbers of the rows that it classifies right."""
+
+    name: str
+    saved: Saved
+    module: TaskModel
+    data: Encoded
+    right: set[int]
+
+
+def prepare(name: str, saved: Saved, task: Task, config: RobustnessConfig) -> Subject:
+    """The model with the rows in its own tokens and its own numbers of the classes."""
+    flag = f"--models.{name}"
+    if saved.kind != task.kind:
+        raise RequestError(f"{saved.folder} is for kind {saved.kind}, {task.name} is {task.kind}; set {flag}")
+    module = module_of(saved, device(), flag).requires_grad_(False)
+    data = encoded(saved, task, config.split, config.length, flag)
+    assert data.labels is not None
+    if task.kind == "classification":
+        places = label_map(saved.labels, task.labels, {}, str(saved.folder))
+        if len(places) > len(task.labels):
+            raise RequestError(f"{saved.folder} has not the classes {', '.join(task.labels)} alone; set {flag}")
+        data = replace(data, labels=[torch.tensor(places.index(int(label))) for label in data.labels])
+    found = predict(module, data, config.batch, device())
+    found.check()
+    assert data.labels is not None
+    right = {row for row, label in enumerate(found.labels) if label == int(data.labels[row])}
+    return Subject(name, saved, module, data, right)
+
+
+def attacked(subject: Subject, rows: np.ndarray, radius_E: np.ndarray, config: RobustnessConfig, title: str) -> Worst:
+    """All rows, batch by batch, on the CPU."""
+    module, data, found = subject.module, subject.data, list[Worst]()
+    width = cast(nn.Embedding, module.model.get_input_embeddings()).embedding_dim
+    firsts = range(0, len(rows), config.batch)
+    for first in tqdm(firsts, desc=f"{subject.name}, {title}", leave=False, disable=None):
+        these = slice(first, first + config.batch)
+        batch = data.batch(rows[these]).to(device())
+        room = Room(~batch.pad_BL, len(rows[these]), width)
+        answers = [data.answers[row] for row in rows[these]] if data.answers else []
+        radius = torch.tensor(radius_E[these], dtype=torch.float32, device=device())
+        seed = (config.seed, first)
+        worst = attack(_look(module, batch, answers), room, radius, config.steps, config.step_size, config.starts, seed)
+        found.append(Worst(*(tensor.cpu() for tensor in worst)))
+    return Worst(*(torch.cat(parts, dim=-1) for parts in zip(*found, strict=True)))
+
+
+def _look(module: TaskModel, batch: Batch, answers: list[int]) -> Look:
+    """Cross entropy and rightness of a batch. answers: of each row of kind choice, the number of its real answers."""
+    absent_EC: Tensor | None = None
+    if answers:
+        number_E1 = torch.tensor(answers, device=batch.labels.device).unsqueeze(1)
+        absent_EC = torch.arange(max(answers), device=batch.labels.device) >= number_E1
+
+    def look(delta_RLD: Tensor) -> tuple[Tensor, Tensor]:
+        logits_EC = module(batch, Perturb(embed_BLD=delta_RLD)).logits.float()
+        if absent_EC is not None:
+            logits_EC = logits_EC[:, : absent_EC.shape[1]].masked_fill(absent_EC, -torch.inf)
+        log_EC = logits_EC.log_softmax(-1)
+        return -log_EC.gather(1, batch.labels.unsqueeze(1)).squeeze(1), log_EC.argmax(1) == batch.labels
+
+    return look

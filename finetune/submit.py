@@ -1,0 +1,113 @@
+"""The command `submit`: predictions of runs -> the .zip that the GLUE server takes."""
+
+import io
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from asa.errors import RequestError, WorkError
+from finetune.evaluation_config import SubmitConfig
+from finetune.predictions import FOLDER, Stored, load_predictions
+from finetune.saved import finished
+
+FLAG = "--runs"
+BINARY = ("0", "1")
+TWO_WAY = ("entailment", "not_entailment")
+THREE_WAY = ("entailment", "neutral", "contradiction")
+
+
+class Sheet(NamedTuple):
+    """A file of the submission. rows: of the official test file. answers: what may stand there; none: a number of the
+    scale from 0 to 5. For 0 and 1 the classes go by their number, the others by their name."""
+
+    task: str
+    split: str
+    name: str
+    rows: int
+    answers: tuple[str, ...]
+
+
+SHEETS = (
+    Sheet("cola", "submit", "CoLA.tsv", 1_063, BINARY),
+    Sheet("sst2", "submit", "SST-2.tsv", 1_821, BINARY),
+    Sheet("mrpc", "submit", "MRPC.tsv", 1_725, BINARY),
+    Sheet("stsb", "submit", "STS-B.tsv", 1_379, ()),
+    Sheet("qqp", "submit", "QQP.tsv", 390_965, BINARY),
+    Sheet("mnli", "submit", "MNLI-m.tsv", 9_796, THREE_WAY),
+    Sheet("mnli", "submit-mm", "MNLI-mm.tsv", 9_847, THREE_WAY),
+    Sheet("qnli", "submit", "QNLI.tsv", 5_463, TWO_WAY),
+    Sheet("rte", "submit", "RTE.tsv", 3_000, TWO_WAY),
+    Sheet("wnli", "submit", "WNLI.tsv", 146, BINARY),
+    Sheet("ax", "submit", "AX.tsv", 1_104, THREE_WAY),
+)
+
+
+def submit(config: SubmitConfig) -> None:
+    """Write the .zip and print what is in it.
+
+    Raises: RequestError for runs of other tasks, two of one task, or other rows than the server's; WorkError where
+        tasks are missing and `partial` is off.
+    """
+    if config.out.suffix != ".zip":
+        raise RequestError(f"out = {config.out}: allowed ending .zip; set --out")
+    runs = _by_task(config.runs)
+    sheets = {sheet.name: text(sheet, runs[sheet.task]) for sheet in SHEETS if sheet.task in runs}
+    missing = [sheet.name for sheet in SHEETS if sheet.name not in sheets]
+    for sheet in SHEETS:
+        told = f"{sheet.rows} rows from {runs[sheet.task]}" if sheet.task in runs else "missing"
+        print(f"{sheet.name:12s} {told}")
+    if missing and not config.partial:
+        raise WorkError(f"the server wants {', '.join(missing)} as well; add runs, or set --partial true")
+    _write(config.out, sheets)
+    print(f"written to {config.out}")
+
+
+def _by_task(runs: tuple[Path, ...]) -> dict[str, Path]:
+    known = dict.fromkeys(sheet.task for sheet in SHEETS)
+    found: dict[str, Path] = {}
+    for run in runs:
+        task = finished(run, FLAG)[0].get("task")
+        if task not in known:
+            raise RequestError(f"{run} is of task {task}, GLUE has {', '.join(known)}; leave it out of {FLAG}")
+        if task in found:
+            raise RequestError(f"{found[task]} and {run} are both of {task}; give one of them, or their ensemble")
+        found[task] = run
+    return found
+
+
+def text(sheet: Sheet, run: Path) -> str:
+    """The lines of a file: a heading, then number and answer of each row in the order of the official file.
+
+    Raises: RequestError where the predictions are not of all its rows, or the classes not its answers.
+    """
+    these = load_predictions(run / FOLDER / f"{sheet.split}.npz")
+    these.predictions.check()
+    if len(these.ids) != sheet.rows:
+        raise RequestError(
+            f"{run} predicts {len(these.ids)} rows, {sheet.name} has {sheet.rows}; give it the whole file"
+        )
+    lines = [f"{number}\t{answer}" for number, answer in enumerate(answers(sheet, these, run))]
+    return "\n".join(["index\tprediction", *lines, ""])
+
+
+def answers(sheet: Sheet, these: Stored, run: Path) -> list[str]:
+    """What stands in the file, row by row. Raises RequestError for classes that the server does not know."""
+    if not sheet.answers:
+        # As the labels are: the server's correlations do not change, but a number beyond the scale is refused.
+        return [f"{min(5.0, max(0.0, float(row[0]))):.5f}" for row in these.predictions.logits]
+    names = sheet.answers if sheet.answers == BINARY else tuple(these.labels)
+    if sorted(names) != sorted(sheet.answers) or len(these.labels) != len(names):
+        raise RequestError(f"{run} has classes {', '.join(these.labels)}, {sheet.name} {', '.join(sheet.answers)}")
+    return [names[int(label)] for label in these.predictions.labels]  # type: ignore[arg-type]  # an index
+
+
+def _write(path: Path, sheets: dict[str, str]) -> None:
+    """The same sheets give the same bytes: no time of day goes in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sheets.items():
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(packed.getvalue())
+    partial.rename(path)

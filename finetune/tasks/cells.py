@@ -1,0 +1,68 @@
+"""Single cells of a row, each mistake told with its line and the flag that mends it."""
+
+import ast
+import re
+from typing import Any
+
+from asa.errors import RequestError
+from finetune.tasks.files import Row
+from finetune.tasks.spec import TaskConfig
+
+
+def flag(task: TaskConfig, key: str) -> str:
+    """What a message names: standard tasks are not described by flags."""
+    return "--data" if task.sources else f"--task.{key}"
+
+
+def wrong(row: Row, what: str, named: str) -> RequestError:
+    return RequestError(f"{row.path}:{row.number}: {what}; mend it or set {named}")
+
+
+def has(row: Row, column: str) -> bool:
+    return column in row.values or column.partition(".")[0] in row.values
+
+
+def cell(task: TaskConfig, row: Row, column: str, key: str) -> Any:
+    """Raises RequestError, which names the columns there are."""
+    found: Any = row.values
+    if column in found:
+        return found[column]
+    for part in column.split("."):
+        if not isinstance(found, dict) or part not in found:
+            raise wrong(row, f"no column {column!r}, only {', '.join(map(repr, row.values))}", flag(task, key))
+        found = found[part]
+    return found
+
+
+def string(task: TaskConfig, row: Row, column: str, key: str) -> str:
+    value = cell(task, row, column, key)
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        value = " ".join(value)  # the turns of a dialogue
+    if not isinstance(value, str):
+        raise wrong(row, f"column {column!r} holds {value!r:.60}, which is no text", flag(task, key))
+    if task.literals and value[:2] in ("b'", 'b"'):
+        value = _literal(task, row, value)
+    return value.strip()
+
+
+def _literal(task: TaskConfig, row: Row, value: str) -> str:
+    try:
+        return ast.literal_eval(value).decode()
+    except (ValueError, SyntaxError):
+        raise wrong(row, f"{value!r:.60} is no Python bytes literal", flag(task, "literals") + " false") from None
+
+
+def words(task: TaskConfig, row: Row, column: str, key: str) -> list[Any]:
+    value = cell(task, row, column, key)
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, list) or not words:
+        raise wrong(
+            row, f"column {column!r} holds {value!r:.60}, wanted: a list, or words between spaces", flag(task, key)
+        )
+    return words
+
+
+def canonical(value: Any) -> str:
+    """A class's name: whole numbers without their .0."""
+    name = str(value).strip()
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", name)

@@ -1,0 +1,54 @@
+"""What is told of a loaded task: counts, rows that stand in two splits, hashes."""
+
+import hashlib
+import json
+from collections import Counter
+from typing import Any
+
+from finetune.tasks.split import repeated
+from finetune.tasks.task import Kind, Split, Task
+
+
+def told(task: Task) -> str:
+    """A line that says how many rows each split has, and what a user must know of them."""
+    rows = ", ".join(f"{name} {count:,}" for name, count in task.facts.get("rows", {}).items())
+    repeats = [f"{count:,} of {name}" for name, count in task.facts.get("repeated", {}).items()]
+    left = [f"{count:,} of {name}" for name, count in task.facts.get("dropped", {}).items()]
+    notes = [f"also among the training rows: {', '.join(repeats)}"] if repeats else []
+    notes += [f"left out, without a label: {', '.join(left)}"] if left else []
+    return "; ".join([f"{task.name}: {rows}", *notes])
+
+
+def facts_of(
+    splits: dict[str, Split], names: list[str], hashes: dict[str, str], dropped: dict[str, int]
+) -> dict[str, Any]:
+    """Counts of the rows by split and class, of rows that stand in train as well, and what was read."""
+    counts = {name: _counted(split, names) for name, split in splits.items() if names and split.labels is not None}
+    train = splits.get("train")
+    others = (
+        {} if train is None else {name: repeated(split, train) for name, split in splits.items() if name != "train"}
+    )
+    return {
+        "rows": {name: len(split) for name, split in splits.items()},
+        "classes": counts,
+        "repeated": {name: count for name, count in others.items() if count},
+        "dropped": dropped,
+        "files": hashes,
+    }
+
+
+def _counted(split: Split, names: list[str]) -> dict[str, int]:
+    """Rows of each class, words of kind token."""
+    labels = split.labels or []
+    found = Counter(index for label in labels for index in (label if isinstance(label, list) else [label]))
+    return {name: found[index] for index, name in enumerate(names)}
+
+
+def content_sha256(
+    kind: Kind, names: list[str], metrics: tuple[str, ...], splits: dict[str, Split], hashes: dict[str, str]
+) -> str:
+    """Of every byte that was read, in the files' order, and of all that was made of it."""
+    digest = hashlib.sha256(json.dumps([kind, names, metrics, list(hashes.values())]).encode())
+    for name, split in splits.items():
+        digest.update(json.dumps([name, split.ids, split.texts, split.labels]).encode())
+    return digest.hexdigest()

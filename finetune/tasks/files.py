@@ -1,0 +1,165 @@
+"""Files of rows -> columns by name, one row after the other, each with its line."""
+
+import bz2
+import csv
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TextIO, get_args
+
+from asa.errors import RequestError, WorkError
+from finetune.tasks import published
+
+Format = Literal["auto", "csv", "tsv", "jsonl", "json", "parquet", "conll", "dream", "race", "six-lines"]
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+class Row(NamedTuple):
+    """path and number, from 1, say where it stands: a line of a text file, else the row's own number."""
+
+    path: Path
+    number: int
+    values: dict[str, Any]
+
+
+def rows(
+    path: Path, form: Format, flag: str, header: tuple[str, ...] = (), entry: str = "", mend: bool = False
+) -> Iterator[Row]:
+    """Every row of a file (format race: of a folder). Args: flag, what a message names; the others as in TaskConfig.
+
+    Raises: RequestError for a missing file and for lines that are not of the format; WorkError for damaged archives.
+    """
+    kind = form if form != "auto" else _by_ending(path)
+    if not (path.is_dir() if kind == "race" else path.is_file()):
+        raise RequestError(f"no {'folder' if kind == 'race' else 'file'} {path}; set {flag}")
+    if kind == "race":
+        found = published.race(path)
+    elif kind == "parquet":
+        found = _parquet(path)
+    else:
+        found = _text(path, kind, header, entry, mend)
+    try:
+        for number, values in found:
+            yield Row(path, number, values)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is no UTF-8 text ({error.reason}); save it as such or set {flag}") from None
+    except published.WrongLine as error:
+        raise RequestError(f"{path}:{error}; mend it or set {flag}") from None
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise WorkError(f"{path} is damaged or cannot be read: {error}") from None
+
+
+def _by_ending(path: Path) -> str:
+    suffixes = [suffix for suffix in path.suffixes if suffix not in OPENERS]
+    form = suffixes[-1].removeprefix(".") if suffixes else ""
+    if form not in ("csv", "tsv", "jsonl", "json", "parquet", "conll"):
+        allowed = ", ".join(get_args(Format)[1:])
+        raise RequestError(f"{path}: its ending names no format; set --task.format to one of {allowed}")
+    return form
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """A text file, unpacked; its lines end at \\n alone, as other separators occur inside texts."""
+    opener = OPENERS.get(path.suffix, open)
+    with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+        yield file
+
+
+def _text(
+    path: Path, kind: str, header: tuple[str, ...], entry: str, mend: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    readers: dict[str, Callable[[TextIO], Iterator[tuple[int, dict[str, Any]]]]] = {
+        "csv": lambda file: _csv(file, header),
+        "tsv": lambda file: _tsv(file, header, mend),
+        "jsonl": _jsonl,
+        "json": lambda file: _json(file, entry),
+        "conll": published.conll,
+        "dream": published.dream,
+        "six-lines": published.six_lines,
+    }
+    with opened(path) as file:
+        yield from readers[kind](file)
+
+
+def _csv(file: TextIO, header: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Separated by commas, or by tabs where the first line has tabs alone; quoted where needed."""
+    first = file.readline()
+    file.seek(0)
+    reader = csv.reader(file, delimiter="\t" if "\t" in first and "," not in first else ",", strict=True)
+    before = 0
+    try:
+        names = header
+        for fields in reader:
+            number, before = before + 1, reader.line_num
+            if number == 1 and (not header or tuple(fields) == header):
+                names = _names(fields, number)
+            elif len(fields) == len(names):
+                yield number, dict(zip(names, fields, strict=True))
+            elif fields:
+                raise published.WrongLine(number, f"{len(fields)} fields, {len(names)} columns ({', '.join(names)})")
+    except csv.Error as error:
+        raise published.WrongLine(before + 1, str(error)) from None
+
+
+def _tsv(file: TextIO, header: tuple[str, ...], mend: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Separated by tabs, quotes are ordinary characters. mend: a line with too few fields goes on in the next one, as
+    some published rows have a line break inside a text."""
+    names, fields, start = header, [""], 0
+    for number, line in enumerate(file, 1):
+        parts = line.rstrip("\r\n").split("\t")
+        if number == 1 and (not header or tuple(parts) == header):
+            names = _names(parts, number)
+            continue
+        if not start and parts == [""]:
+            continue
+        fields = [*fields[:-1], f"{fields[-1]} {parts[0]}" if start else parts[0], *parts[1:]]
+        start = start or number
+        if len(fields) > len(names) or (len(fields) < len(names) and not mend):
+            break
+        if len(fields) == len(names):
+            yield start, dict(zip(names, fields, strict=True))
+            fields, start = [""], 0
+    if start:
+        raise published.WrongLine(start, f"{len(fields)} fields, {len(names)} columns ({', '.join(names)})")
+
+
+def _names(fields: list[str], number: int) -> tuple[str, ...]:
+    twice = {name for name in fields if fields.count(name) > 1}
+    if twice:
+        raise published.WrongLine(number, f"column {sorted(twice)[0]!r} is there twice")
+    return tuple(fields)
+
+
+def _jsonl(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            yield number, published.parsed(line.strip(), number)
+
+
+def _json(file: TextIO, entry: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A list of objects, or an object of such lists, of which `entry` names one."""
+    content = published.parsed(file.read(), 1, list if not entry else dict)
+    if entry and entry not in content:
+        raise published.WrongLine(1, f"no entry {entry!r}, only {', '.join(map(repr, content))}")
+    for number, values in enumerate(content[entry] if entry else content, 1):
+        if not isinstance(values, dict):
+            raise published.WrongLine(number, f"row {values!r:.80} is no JSON object")
+        yield number, values
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            for values in batch.to_pylist():
+                number += 1
+                yield number, values
+    except pyarrow.ArrowException as error:
+        raise WorkError(f"{path} is damaged or no parquet file: {error}") from None

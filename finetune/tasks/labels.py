@@ -1,0 +1,61 @@
+"""Labels as files have them -> class indices or numbers."""
+
+import math
+from typing import Any
+
+from asa.errors import RequestError
+from finetune.tasks.cells import canonical, flag, wrong
+from finetune.tasks.files import Row
+from finetune.tasks.rows import Raw
+from finetune.tasks.spec import TaskConfig
+from finetune.tasks.task import Label
+
+SHOWN = 20  # names in a message; a column of numbers has thousands
+
+
+def classes(task: TaskConfig, raw: Raw) -> list[str]:
+    """The classes' names: the task's, or those of the rows; of kind token "O" comes first."""
+    if task.labels or task.kind in ("regression", "choice"):
+        return list(task.labels)
+    if raw.labels is None:
+        raise RequestError(
+            f"no file of task {task.name!r} has labels; give --task.train, or the classes by --task.labels"
+        )
+    values = raw.labels if task.kind != "token" else (label for labels in raw.labels for label in labels)
+    names = {task.spellings.get(name, name) for name in map(canonical, values)}
+    numbers = all(name.isdecimal() for name in names)
+    found = sorted(names, key=lambda name: (int(name) if numbers else 0, name != "O", name))
+    if len(found) < 2:
+        raise wrong(raw.rows[0], f"column {task.label!r} has one class only, {found[0]!r}", flag(task, "label"))
+    return found
+
+
+def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:
+    """The labels as the loss takes them. Raises RequestError for one that is no class, or no number."""
+    if raw.labels is None or task.kind == "choice":
+        return raw.labels
+    if task.kind == "regression":
+        return [_number(task, row, value) for row, value in zip(raw.rows, raw.labels, strict=True)]
+    known = {name: index for index, name in enumerate(names)}
+    if not any(name.isdecimal() for name in names):
+        known |= {str(index): index for index in range(len(names))}
+    known |= {spelling: known[name] for spelling, name in task.spellings.items() if name in known}
+    found: list[Label] = []
+    for row, value in zip(raw.rows, raw.labels, strict=True):
+        wanted = [known.get(canonical(part)) for part in (value if task.kind == "token" else [value])]
+        if None in wanted:
+            part = value[wanted.index(None)] if task.kind == "token" else value
+            rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            raise wrong(row, f"label {part!r:.60}, allowed: {', '.join(names[:SHOWN])}{rest}", flag(task, "labels"))
+        found.append(wanted if task.kind == "token" else wanted[0])  # type: ignore[arg-type]  # none of them is None
+    return found
+
+
+def _number(task: TaskConfig, row: Row, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise wrong(row, f"label {value!r:.60} is no number", flag(task, "label"))
+    return number

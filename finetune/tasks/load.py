@@ -1,0 +1,119 @@
+"""A task's description -> its rows, split by split."""
+
+from dataclasses import replace
+
+from asa import manifest
+from asa.errors import RequestError
+from finetune.config import FinetuneConfig
+from finetune.metrics import check_metrics, usual
+from finetune.ranking import questions
+from finetune.tasks import folder
+from finetune.tasks.cells import flag
+from finetune.tasks.facts import content_sha256, facts_of
+from finetune.tasks.labels import classes, indexed
+from finetune.tasks.places import read_files, settled, supply
+from finetune.tasks.rows import Raw, read
+from finetune.tasks.spec import TaskConfig, named
+from finetune.tasks.split import arranged, subset
+from finetune.tasks.task import Kind, Split, Task
+
+LABELLED = {"train": True, "dev": True, "test": True, "submit": False}
+
+
+def load(task: TaskConfig, config: FinetuneConfig) -> Task:
+    """Read all files of a task, check every row, and settle which rows train, choose the epoch and are scored.
+
+    A labelled test file is scored and the dev file chooses; else the dev file is scored and a part of the training
+    rows, the same for every run, chooses. A task without training rows has no dev and can only be scored.
+    Raises: RequestError for rows or settings that do not fit, naming file and line; WorkError for damaged files or a
+        hub that cannot be reached.
+    """
+    if task.folder is not None:
+        found = folder.load(task.folder)
+        name = found.name if task.name == TaskConfig().name else task.name
+        splits = arranged(found.splits, [], config)
+        hashes = {str(task.folder / manifest.NAME): found.sha256}
+        return replace(found, name=name, splits=splits, facts=facts_of(splits, found.labels, hashes, {}))
+    task = settled(task, config)
+    kind: Kind = task.kind  # type: ignore[assignment]  # the other word for token is gone by now
+    _check(task)
+    raws = {name: read(task, rows, LABELLED.get(name)) for name, rows in supply(task, config).items()}
+    names = classes(task, next((raw for raw in raws.values() if raw.labels is not None), next(iter(raws.values()))))
+    metrics = task.metrics or usual(kind, names)
+    check_metrics(metrics, kind, names)
+    scored = _split_subsets(task, raws, {name: _split(task, raw, names) for name, raw in raws.items()})
+    if task.ranked:
+        scored = questions(scored, names, task.ranked)
+        kind, names, metrics = "choice", [], usual("choice", [])
+    splits = arranged(scored, [_added(other, task, names, config) for other in task.also], config)
+    hashes = {str(path): manifest.file_sha256(path) for path in read_files(task, config)}
+    facts = facts_of(splits, names, hashes, {name: raw.dropped for name, raw in raws.items() if raw.dropped})
+    return Task(task.name, kind, names, metrics, splits, content_sha256(kind, names, metrics, splits, hashes), facts)
+
+
+def trainable(task: Task) -> Task:
+    """The task itself. Raises: RequestError for one that has no rows to train on."""
+    if "train" not in task.splits:
+        raise RequestError(f"task {task.name!r} has no training rows, it can only be scored; leave it out of --tasks")
+    return task
+
+
+def _check(task: TaskConfig) -> None:
+    clash = {"train", "dev", "test", "submit"} & set(task.extra)
+    if clash:
+        raise RequestError(f"task.extra names {sorted(clash)[0]!r}, which has a key of its own; name it otherwise")
+    strange = sorted(set(task.spellings.values()) - set(task.labels)) if task.labels else []
+    if len(set(task.labels)) < len(task.labels) or len(task.labels) == 1 or strange:
+        what = f"task.spellings names class {strange[0]!r}" if strange else f"task.labels is {', '.join(task.labels)}"
+        raise RequestError(f"{what}, allowed: two classes or more, each once; set --task.labels")
+    if task.kind == "choice" and not task.choices and len(task.text) < 2:
+        raise RequestError("kind choice has no column of answers; set --task.choices")
+    if task.kind in ("classification", "regression") and len(task.text) > 2 and not task.form:
+        raise RequestError(f"task.text has {len(task.text)} columns, allowed: one, or two of a pair; set --task.text")
+    if task.kind == "token" and len(task.text) != 1:
+        raise RequestError(
+            f"task.text has {len(task.text)} columns, kind token wants that of the words; set --task.text"
+        )
+
+
+def _split(task: TaskConfig, raw: Raw, names: list[str]) -> Split:
+    return Split([str(number) for number in range(len(raw.texts))], raw.texts, indexed(task, raw, names))
+
+
+def _split_subsets(task: TaskConfig, raws: dict[str, Raw], splits: dict[str, Split]) -> dict[str, Split]:
+    """The splits, and one for each value of the column `subsets` among the rows that are scored."""
+    scored = next((name for name in ("test", "dev") if name in raws), None)
+    if not task.subsets or scored is None:
+        return splits
+    values = raws[scored].subsets
+    if len(values) < len(splits[scored]):
+        raise RequestError(f"{raws[scored].rows[0].path} has no column {task.subsets!r}; set {flag(task, 'subsets')}")
+    parts = {value: subset(splits[scored], values, value) for value in sorted(set(values))}
+    clash = set(parts) & set(splits)
+    if clash:
+        raise RequestError(
+            f"column {task.subsets!r} has a value {sorted(clash)[0]!r}, the name of a split; set --task.subsets"
+        )
+    return {**splits, **parts}
+
+
+def _added(other: str, task: TaskConfig, names: list[str], config: FinetuneConfig) -> Split:
+    """The training rows of another standard task. Raises: RequestError where it is of another kind, or has none."""
+    spec = settled(named(other), config)
+    rows = supply(spec, config)
+    if (spec.kind, _width(spec)) != (task.kind, _width(task)):
+        what = f"of kind {spec.kind} with {_width(spec)} segments, {task.name!r} of {task.kind} with {_width(task)}"
+        raise RequestError(f"task {other!r} is {what}; mend {flag(task, 'also')}")
+    if "train" not in rows:
+        raise RequestError(f"task {other!r} has no training rows to add; mend {flag(task, 'also')}")
+    raw = read(spec, rows["train"], True)
+    theirs = classes(spec, raw)
+    if theirs != names:
+        what = f"classes {', '.join(theirs)}, {task.name!r} {', '.join(names)}"
+        raise RequestError(f"task {other!r} has the {what}; mend {flag(task, 'also')}")
+    return _split(spec, raw, names)
+
+
+def _width(task: TaskConfig) -> int:
+    """Segments that the encoder reads: of a row, or of each answer."""
+    return len(task.form) or (2 if task.kind == "choice" else len(task.text))

@@ -1,0 +1,110 @@
+"""Where a task's rows come from: files that its keys name, a place below the data folder, or the hub."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from asa.config import from_dict, to_dict
+from asa.errors import RequestError, WorkError
+from finetune.config import FinetuneConfig
+from finetune.tasks import files
+from finetune.tasks.files import Row
+from finetune.tasks.rows import flag
+from finetune.tasks.spec import HubSource, TaskConfig
+
+FILES = ("train", "dev", "test", "submit")
+
+
+def settled(task: TaskConfig, config: FinetuneConfig) -> TaskConfig:
+    """The task with the keys that hold for this request: those of the papers, of the place where its files lie.
+
+    Raises: RequestError where no place has the files.
+    """
+    if task.hub is not None and from_hub(task, config):
+        return _changed(task, task.hub.keys, config.paper_compat)
+    if not task.sources:
+        return _changed(task, {}, config.paper_compat)
+    if config.data is None:
+        raise RequestError(f"task {task.name!r} is not on the hub; set --data to the folder that holds its files")
+    return _placed(task, config.data, config.paper_compat)
+
+
+def from_hub(task: TaskConfig, config: FinetuneConfig) -> bool:
+    return config.data is None and task.hub is not None
+
+
+def _changed(task: TaskConfig, keys: dict[str, Any], compat: bool) -> TaskConfig:
+    values = {**to_dict(task), **keys}
+    return from_dict(TaskConfig, {**values, **(values["paper_compat"] if compat else {})})
+
+
+def _placed(task: TaskConfig, data: Path, compat: bool) -> TaskConfig:
+    """The task at the first source that has all its files, every path complete."""
+    missing = []
+    for source in task.sources:
+        found = _changed(task, source.keys, compat)
+        found = replace(
+            found,
+            **{name: tuple(data / source.at / file for file in getattr(found, name)) for name in FILES},
+            extra={name: tuple(data / source.at / file for file in paths) for name, paths in found.extra.items()},
+        )
+        absent = [path for paths in _paths(found).values() for path in paths if not path.exists()]
+        if not absent:
+            return found
+        missing.append(str(absent[0]))
+    absent = ", no ".join(dict.fromkeys(missing))
+    raise RequestError(
+        f"task {task.name!r} has no files: there is no {absent}; set --data, or leave it out for the hub"
+    )
+
+
+def _paths(task: TaskConfig) -> dict[str, tuple[Path, ...]]:
+    return {name: paths for name, paths in {**{n: getattr(task, n) for n in FILES}, **task.extra}.items() if paths}
+
+
+def supply(task: TaskConfig, config: FinetuneConfig) -> dict[str, Iterator[Row]]:
+    """The rows of every split that a settled task has, not read yet. Raises: RequestError where there is none."""
+    if task.hub is not None and from_hub(task, config):
+        return {ours: hub_rows(task.hub, theirs) for ours, theirs in task.hub.splits.items()}
+    found = {name: _rows(task, name, paths) for name, paths in _paths(task).items()}
+    if not found:
+        raise RequestError(f"task {task.name!r} has no files; give --task.train FILE (and --task.dev, --task.test)")
+    return found
+
+
+def _rows(task: TaskConfig, split: str, paths: tuple[Path, ...]) -> Iterator[Row]:
+    """Only labelled files may go without the first line of names: those of test servers have their own."""
+    header = () if split == "submit" else task.header
+    named = flag(task, split)
+    for path in paths:
+        some = False
+        for row in files.rows(path, task.format, named, header, task.entry, task.broken == "mend"):
+            some = True
+            yield row
+        if not some:
+            raise RequestError(f"{path} has no rows; fill it or set {named}")
+
+
+def read_files(task: TaskConfig, config: FinetuneConfig) -> list[Path]:
+    """The files of a settled task, each once; none of one from the hub."""
+    if from_hub(task, config):
+        return []
+    named = dict.fromkeys(path for paths in _paths(task).values() for path in paths)
+    return [file for path in named for file in (sorted(path.rglob("*.txt")) if path.is_dir() else [path])]
+
+
+def hub_rows(hub: HubSource, split: str) -> Iterator[Row]:
+    """Raises: WorkError where the hub cannot be reached or has no such set."""
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    try:
+        table = datasets.load_dataset(hub.path, hub.config, split=split, revision=hub.revision)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise WorkError(
+            f"no split {split!r} of {hub.path} from the hub ({reason}); set --data to local files"
+        ) from error
+    for number, values in enumerate(table, 1):
+        yield Row(Path(hub.path) / split, number, dict(values))

@@ -1,0 +1,79 @@
+"""Forms that only single published sets have, and CoNLL: file -> (line, columns)."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class WrongLine(Exception):
+    """A line that is not of the format; its text begins with the line's number."""
+
+    def __init__(self, number: int, what: str) -> None:
+        super().__init__(f"{number}: {what}")
+
+
+def parsed(text: str, number: int, shape: type = dict) -> Any:
+    """JSON of the shape asked for. Raises WrongLine with the line of the mistake."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        line = number + getattr(error, "lineno", 1) - 1
+        raise WrongLine(line, f"no JSON ({str(error).partition(':')[0]})") from None
+    if not isinstance(value, shape):
+        wanted = "an object" if shape is dict else "a list"
+        raise WrongLine(number, f"JSON {text[:40]!r}, wanted: {wanted}")
+    return value
+
+
+def conll(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A word a line, blank lines between sentences: columns words (the first on a line) and label (the last)."""
+    words: list[str] = []
+    labels: list[str] = []
+    start = 0
+    for number, line in enumerate(file, 1):
+        fields = line.split("\t") if "\t" in line else line.split()
+        if line.strip() and not line.startswith("-DOCSTART-"):
+            if len(fields) < 2:
+                raise WrongLine(number, f"{line.strip()!r} has no second column with the label")
+            start = start or number
+            words.append(fields[0].strip())
+            labels.append(fields[-1].strip())
+        elif words:
+            yield start, {"words": words, "label": labels}
+            words, labels, start = [], [], 0
+    if words:
+        yield start, {"words": words, "label": labels}
+
+
+def dream(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """[turns, questions, id] per dialogue: columns dialogue, id, question, choice, answer, a row per question."""
+    for number, item in enumerate(parsed(file.read(), 1, list), 1):
+        try:
+            turns, questions, name = item
+            found = [{"dialogue": " ".join(turns), "id": name, **question} for question in questions]
+        except (TypeError, ValueError):
+            raise WrongLine(number, "no [turns, questions, id] as DREAM has them") from None
+        yield from ((number, row) for row in found)
+
+
+def race(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A folder of .txt files at any depth, a JSON object each: columns id, article, question, options, answer."""
+    for number, path in enumerate(sorted(folder.rglob("*.txt")), 1):
+        item = parsed(path.read_text(encoding="utf-8"), 1)
+        try:
+            questions = zip(item["questions"], item["options"], item["answers"], strict=True)
+            shared = {"id": item["id"], "article": item["article"]}
+            found = [{**shared, "question": q, "options": o, "answer": a} for q, o, a in questions]
+        except (KeyError, TypeError, ValueError):
+            raise WrongLine(number, f"{path.name} has no questions, options and answers as RACE has them") from None
+        yield from ((number, row) for row in found)
+
+
+def six_lines(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Six lines a row: columns context, label (the right ending's number), endings (the four that follow)."""
+    lines = [line.rstrip("\r\n") for line in file]
+    if len(lines) % 6:
+        raise WrongLine(len(lines), f"the file ends inside a row: {len(lines)} lines are no multiple of 6")
+    for at in range(0, len(lines), 6):
+        yield at + 1, {"context": lines[at], "label": lines[at + 1], "endings": lines[at + 2 : at + 6]}

@@ -1,0 +1,81 @@
+"""Columns of a row -> what the encoder reads and its label as the file has it."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from finetune.tasks.answers import answers, right
+from finetune.tasks.cells import cell, flag, has, string, words, wrong
+from finetune.tasks.files import Row
+from finetune.tasks.spec import TaskConfig
+from finetune.tasks.task import Choices, Text
+
+
+class Raw(NamedTuple):
+    """Rows whose classes have no index yet. labels: None where the files have none. subsets: the column of that name.
+    dropped: rows left out for want of a label."""
+
+    rows: list[Row]
+    texts: list[Any]
+    labels: list[Any] | None
+    subsets: list[str]
+    dropped: int
+
+
+def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
+    """Args: labelled, None: whether the first row has the column. Raises: RequestError for a row that does not fit."""
+    rows, texts, labels, subsets = [], [], [], []
+    dropped, seen = 0, set()
+    for row in found:
+        labelled = has(row, task.label) if labelled is None else labelled
+        if labelled and cell(task, row, task.label, "label") in (None, ""):
+            if task.broken == "refuse":
+                raise wrong(row, f"no label in column {task.label!r}", flag(task, "broken") + " mend")
+            dropped += 1
+            continue
+        if task.first_of:
+            key = str(cell(task, row, task.first_of, "first_of"))
+            if key in seen:
+                continue
+            seen.add(key)
+        text, label = _row(task, row, labelled)
+        # The columns are done with; kept, they would be most of the memory of a large set.
+        rows.append(Row(row.path, row.number, {}))
+        texts.append(text)
+        labels.append(label)
+        subsets += [string(task, row, task.subsets, "subsets")] if task.subsets and has(row, task.subsets) else []
+    return Raw(rows, texts, labels if labelled else None, subsets, dropped)
+
+
+def _row(task: TaskConfig, row: Row, labelled: bool) -> tuple[Text | Choices, Any]:
+    if task.kind == "token":
+        found = words(task, row, task.text[0], "text")
+        labels = words(task, row, task.label, "label") if labelled else []
+        if labelled and len(labels) != len(found):
+            raise wrong(row, f"{len(found)} words, {len(labels)} labels", flag(task, "label"))
+        return tuple(map(str, found)), labels
+    if task.kind == "choice":
+        texts, keys = answers(task, row)
+        read = tuple(_segments(task, row, answer) for answer in texts)
+        return read, right(task, row, texts, keys) if labelled else None
+    return _segments(task, row), cell(task, row, task.label, "label") if labelled else None
+
+
+def _segments(task: TaskConfig, row: Row, answer: str = "") -> Text:
+    if task.form:
+        return tuple(_filled(task, row, form, answer) for form in task.form)
+    if task.kind != "choice":
+        return tuple(string(task, row, column, "text") for column in task.text)
+    first, *others = [string(task, row, column, "text") for column in _context(task)]
+    return first, " ".join([*others, answer])
+
+
+def _filled(task: TaskConfig, row: Row, form: str, answer: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        return answer if match[1] == "answer" and task.kind == "choice" else string(task, row, match[1], "form")
+
+    return re.sub(r"\{([^{}]+)\}", value, form)
+
+
+def _context(task: TaskConfig) -> Sequence[str]:
+    return task.text if task.choices else task.text[:1]

@@ -1,0 +1,171 @@
+"""Tokenizing, batches, and how the processes of a run share them."""
+
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asa import hf
+from asa.batch import IGNORE, Batch
+from asa.losses import task_loss
+from asa.methods import METHODS, At
+from finetune.model import build, engine_of
+from finetune.run import Run
+from finetune.tasks.batches import Encoded, encode, evaluation_batches, steps_per_epoch, training_rows, window
+from finetune.tasks.task import Kind, Split
+from tests.finetune.conftest import WORDS, Make, small_task
+
+KINDS: tuple[Kind, ...] = ("classification", "regression", "token", "choice")
+
+
+def encoded(kind: Kind, folder: Path, length: int = 16, rows: int = 24) -> Encoded:
+    return encode(kind, small_task(kind, rows).splits["train"], hf.load_tokenizer(folder, "-"), length)
+
+
+@pytest.fixture(scope="module")
+def train(model_folder: Path) -> Encoded:
+    return encoded("classification", model_folder)
+
+
+def test_rows_become_ids_of_the_models_own_tokenizer(train: Encoded) -> None:
+    split = small_task("classification").splits["train"]
+    for row in (0, 3):
+        words = str(split.texts[row][0]).split()
+        expected = [WORDS.index(word) for word in ["[CLS]", *words, "[SEP]"]]
+        assert train.columns["input_ids"][row].tolist() == expected
+    assert train.gold == split.labels
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_cut_to_length(kind: Kind, model_folder: Path) -> None:
+    cut = encoded(kind, model_folder, 8)
+    assert cut.lengths.max() == 8
+    ids = torch.cat([column.flatten() for column in cut.columns["input_ids"]])
+    assert (ids == WORDS.index("[SEP]")).sum() >= len(cut)
+
+
+def test_words_that_are_cut_off_have_no_mark_and_those_that_vanish_have_one(model_folder: Path) -> None:
+    tokenizer = hf.load_tokenizer(model_folder, "-")
+    split = Split(["0", "1"], [("a", " ", "red"), (*"abcdefgh", "red")], [[0, 1, 2], [0] * 8 + [2]])
+    found = encode("token", split, tokenizer, 8)
+    assert found.labels is not None
+    marks = [[mark for mark in labels.tolist() if mark != IGNORE] for labels in found.labels]
+    assert marks == [[0, 1, 2], [0] * 6]
+    assert found.columns["input_ids"][0].tolist()[2] == WORDS.index("[UNK]")
+
+
+def test_answers_that_a_row_does_not_have_are_empty(model_folder: Path) -> None:
+    found = encoded("choice", model_folder)
+    assert found.answers == [2 + row % 2 for row in range(24)]
+    assert {ids.shape[0] for ids in found.columns["input_ids"]} == {3}
+    assert found.columns["attention_mask"][0].sum(1).tolist()[2] == 2  # [CLS] [SEP]
+
+
+def test_a_batch_is_padded_to_its_longest_row_and_marks_padding(train: Encoded) -> None:
+    batch = train.batch([0, 4])
+    lengths = [len(train.columns["input_ids"][row]) for row in (0, 4)]
+    assert batch.inputs["input_ids"].shape == (2, max(lengths))
+    assert batch.pad_BL.sum(1).tolist() == [max(lengths) - length for length in lengths]
+    assert (batch.inputs["input_ids"][batch.pad_BL] == WORDS.index("[PAD]")).all()
+
+
+@pytest.mark.parametrize("buckets", [True, False])
+def test_an_epoch_holds_every_row_once_and_one_batch_is_smaller(train: Encoded, buckets: bool) -> None:
+    steps = steps_per_epoch(len(train), 10)
+    batches = [training_rows(train, 10, 3, step, buckets) for step in range(steps)]
+    assert sorted(len(rows) for rows in batches) == [4, 10, 10]
+    assert sorted(chain(*(rows.tolist() for rows in batches))) == list(range(24))
+
+
+def test_batches_follow_from_seed_and_step_alone(train: Encoded) -> None:
+    def rows(seed: int, step: int) -> list[int]:
+        return training_rows(train, 8, seed, step, True).tolist()
+
+    late_first = rows(0, 5), rows(0, 0)
+    assert (rows(0, 5), rows(0, 0)) == late_first
+    assert len({(*rows(seed, step), *rows(seed, step + 1)) for seed in (0, 1) for step in (0, 3)}) == 4
+
+
+def test_rows_of_like_length_share_a_batch(train: Encoded) -> None:
+    def padding(buckets: bool) -> int:
+        batches = [train.batch(training_rows(train, 4, 0, step, buckets)) for step in range(6)]
+        return int(sum(batch.pad_BL.sum() for batch in batches))
+
+    assert padding(True) < padding(False) / 2
+    orders = [training_rows(train, 4, seed, 0, True).tolist() for seed in range(8)]
+    assert len({train.lengths[rows].max() for rows in orders}) > 2  # not the shortest first
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    rows=st.lists(st.integers(0, 23), min_size=1, max_size=24, unique=True),
+    micro=st.integers(1, 9),
+    world=st.integers(1, 4),
+)
+def test_the_parts_of_a_step_add_up_to_it(
+    model_folder: Path, kind: Kind, rows: list[int], micro: int, world: int
+) -> None:
+    data = CACHE.setdefault(kind, encoded(kind, model_folder))
+    whole = data.batch(rows)
+    parts = [window(data, np.array(rows), micro, rank, world) for rank in range(world)]
+    assert len({len(slots) for slots in parts}) == 1
+    real = [batch for slots in parts for batch in slots if batch.total_rows == whole.total_rows]
+    assert all(batch.total_labels == whole.total_labels for batch in real)
+    assert all(len(batch.labels) <= micro for slots in parts for batch in slots)
+    assert sum(len(batch.labels) for batch in real) == len(rows)
+    empty = [batch for slots in parts for batch in slots if batch.total_rows != whole.total_rows]
+    assert all(len(batch.labels) == 1 and batch.total_rows == batch.total_labels == 2**60 for batch in empty)
+
+
+CACHE: dict[str, Encoded] = {}
+
+
+def test_losses_of_the_parts_add_up_to_that_of_the_step(make: Make, still_model: Path) -> None:
+    for kind in KINDS:
+        data = encoded(kind, still_model)
+        module, _ = build(Run("small", "tiny", "vanilla", 0), make(models={"tiny": still_model}), small_task(kind))
+        rows = np.arange(7)
+        whole = task_loss(module(data.batch(rows)), data.batch(rows))
+        parts = [batch for rank in range(3) for batch in window(data, rows, 2, rank, 3)]
+        assert len(parts) == 6
+        assert sum(float(task_loss(module(batch), batch).detach()) for batch in parts) == pytest.approx(
+            whole.item(), rel=1e-5
+        )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rank_without_rows_of_its_own_adds_nothing(method: str, make: Make, still_model: Path) -> None:
+    config = make(models={"tiny": still_model}, methods=[method])
+    data, trained = encoded("classification", still_model), METHODS[method](config)
+    module, _ = build(Run("small", "tiny", method, 0), config, small_task("classification"))
+    engine = engine_of(config, module, 1)
+    (nothing,) = window(data, np.array([5]), 8, 1, 2)
+    (something,) = window(data, np.array([5]), 8, 0, 2)
+
+    def gradients(batch: Batch) -> dict[str, Any]:
+        torch.manual_seed(0)
+        terms = trained.backward(engine, batch, At(0, 0))
+        found = {name: p.grad.abs().max().item() for name, p in module.named_parameters() if p.grad is not None}
+        module.zero_grad()
+        assert all(torch.isfinite(term).all() for term in terms.values())
+        return found
+
+    real, none = gradients(something), gradients(nothing)
+    assert real.keys() == none.keys()
+    assert all(value < 1e-12 for value in none.values())
+    assert max(real.values()) > 1e-4
+
+
+def test_evaluation_sees_every_row_once_whatever_the_batch_size(train: Encoded) -> None:
+    seen = [(rows, batch) for rows, batch in evaluation_batches(train, 7)]
+    assert sorted(chain(*(rows.tolist() for rows, _ in seen))) == list(range(24))
+    assert [batch.total_labels for _, batch in seen] == [7, 7, 7, 3]
+    unlabelled = replace(train, labels=None, gold=None)
+    assert sum(len(batch.labels) for _, batch in evaluation_batches(unlabelled, 7)) == 24

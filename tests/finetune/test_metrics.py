@@ -1,0 +1,147 @@
+"""Scores against direct calls of the libraries, their edge cases, and the file that keeps predictions."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from seqeval.metrics import f1_score as seqeval_f1
+from sklearn import metrics as sklearn
+
+from asa.errors import RequestError, WorkError
+from finetune.metrics import FITTING, METRICS, USUAL, check_metrics, score, usual
+from finetune.predictions import Predictions, Stored, load_predictions, save_predictions
+from finetune.tasks.task import Kind, Label
+
+TAGS = ["O", "B-person", "I-person", "B-place", "I-place"]
+BINARY = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=40)
+CLASSES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
+NUMBERS = st.lists(st.tuples(st.integers(0, 50), st.integers(-9, 50)), min_size=2, max_size=40)
+WORDS = st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=8), min_size=1)
+
+
+def columns(pairs: list) -> tuple[list, list]:
+    return [gold for gold, _ in pairs], [found for _, found in pairs]
+
+
+@settings(max_examples=60, deadline=None)
+@given(BINARY)
+def test_f1_is_that_of_the_second_class(pairs: list[tuple[int, int]]) -> None:
+    gold, found = columns(pairs)
+    both = sum(a == b == 1 for a, b in pairs)
+    seen = sum(gold) + sum(found)
+    assert METRICS["f1"](gold, found, ["no", "yes"]) == pytest.approx(2 * both / seen if seen else 0)
+    assert METRICS["accuracy"](gold, found, ["no", "yes"]) == pytest.approx(np.mean(np.equal(gold, found)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(CLASSES)
+def test_matthews_and_macro_f1_are_those_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
+    gold, found = columns(pairs)
+    names = list("abcd")
+    one_class = len({*gold, *found}) == 1
+    assert METRICS["matthews"](gold, found, names) == (0 if one_class else sklearn.matthews_corrcoef(gold, found))
+    each = [sklearn.f1_score(np.equal(gold, c), np.equal(found, c), zero_division=0) for c in range(4)]  # type: ignore[arg-type]
+    assert METRICS["macro_f1"](gold, found, names) == pytest.approx(np.mean(each))
+
+
+@settings(max_examples=60, deadline=None)
+@given(NUMBERS)
+def test_correlations_are_those_of_scipy_and_0_where_there_is_none(pairs: list[tuple[int, int]]) -> None:
+    gold, found = columns([(a / 10, b / 10) for a, b in pairs])
+    for name, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            value = METRICS[name](gold, found, [])
+        constant = len(set(gold)) == 1 or len(set(found)) == 1
+        assert value == (0 if constant else pytest.approx(function(gold, found)[0]))
+        assert -1.000001 <= value <= 1.000001
+
+
+@settings(max_examples=60, deadline=None)
+@given(WORDS)
+def test_words_are_scored_as_seqeval_and_the_papers_do(rows: list[list[tuple[int, int]]]) -> None:
+    gold, found = [columns(row)[0] for row in rows], [columns(row)[1] for row in rows]
+    names = [[[TAGS[tag] for tag in row] for row in side] for side in (gold, found)]
+    assert METRICS["entity_f1"](gold, found, TAGS) == pytest.approx(seqeval_f1(*names, zero_division=0))  # type: ignore[arg-type]
+    flat = [pair for row in rows for pair in row]
+    right = sum(a == b != 0 for a, b in flat)
+    seen = sum(a != 0 for a, _ in flat) + sum(b != 0 for _, b in flat)
+    assert METRICS["token_f1"](gold, found, TAGS) == pytest.approx(2 * right / seen if seen else 0)
+    assert METRICS["accuracy"](gold, found, TAGS) == pytest.approx(np.mean([a == b for a, b in flat]))
+
+
+def test_a_word_that_was_cut_off_counts_as_outside() -> None:
+    gold: list[Label] = [[1, 2, 0, 3], [0, 1]]
+    cut: list[Label] = [[1, 2], [0]]
+    whole: list[Label] = [[1, 2, 0, 0], [0, 0]]
+    for name in FITTING["token"]:
+        assert METRICS[name](gold, cut, TAGS) == METRICS[name](gold, whole, TAGS) < 1
+    assert METRICS["entity_f1"](gold, cut, TAGS) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("kind", USUAL)
+def test_usual_metrics_fit_their_kind(kind: Kind) -> None:
+    labels = {"token": TAGS, "classification": ["a", "b"]}.get(kind, [])
+    check_metrics(usual(kind, labels), kind, labels)
+    assert usual("token", ["NOUN", "VERB"]) == ("accuracy",)
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "labels", "told"),
+    [
+        ("bleu", "classification", ["a", "b"], "'bleu', allowed for kind classification: accuracy"),
+        ("pearson", "choice", [], "allowed for kind choice: accuracy"),
+        ("f1", "classification", ["a", "b", "c"], "macro_f1"),
+        ("entity_f1", "token", ["NOUN", "VERB"], "B-"),
+    ],
+)
+def test_metrics_that_do_not_fit_are_refused(metric: str, kind: Kind, labels: list[str], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        check_metrics((metric,), kind, labels)
+
+
+def made(kind: Kind, logits: list, gold: list[Label] | None, labels: list[str]) -> Stored:
+    found = Predictions(kind, [np.asarray(row, dtype=np.float32) for row in logits], None)
+    return Stored(found, [f"row {n}" for n in range(len(logits))], gold, labels, usual(kind, labels))
+
+
+STORED = [
+    made("classification", [[0.5, 1], [2, 1]], [1, 1], ["no", "yes"]),
+    made("regression", [[0.5], [1.25], [2]], [0.0, 2.5, 5.0], []),
+    made("choice", [[1, 2, -np.inf], [1, 2, 3]], [0, 2], []),
+    made("token", [[[1, 0, 0, 0, 0], [0, 1, 0, 0, 0]], [[0, 0, 2, 0, 0]]], [[0, 1], [2, 2, 0]], TAGS),
+    made("classification", [[0.5, 1]], None, ["no", "yes"]),
+]
+
+
+@pytest.mark.parametrize("these", STORED, ids=lambda these: these.predictions.kind)
+def test_predictions_are_read_as_they_were_saved(these: Stored, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "test.npz"
+    save_predictions(path, these)
+    again = load_predictions(path)
+    assert (again.ids, again.gold, again.labels, again.metrics) == (
+        these.ids,
+        these.gold,
+        these.labels,
+        these.metrics,
+    )
+    assert again.predictions.labels == these.predictions.labels
+    for one, other in zip(again.predictions.logits, these.predictions.logits, strict=True):
+        np.testing.assert_array_equal(one, other)
+    if these.gold is not None:
+        assert score(again.predictions, these.gold, again) == score(these.predictions, these.gold, these)
+
+
+def test_no_answer_that_a_row_has_not_is_predicted_and_what_is_not_finite_is_told() -> None:
+    assert STORED[2].predictions.labels == [1, 2]
+    broken = made("classification", [[np.nan, 1]], [0], ["no", "yes"])
+    with pytest.raises(WorkError, match="not finite"):
+        score(broken.predictions, [0], broken)
+    with pytest.raises(WorkError, match="not finite"):
+        score(made("regression", [[-np.inf]], [0.0], []).predictions, [0.0], broken)
+    with pytest.raises(RequestError, match="finished"):
+        load_predictions(Path("nowhere.npz"))

@@ -1,0 +1,95 @@
+"""Resampled test scores: sums over examples give each metric's very value, and the tests their known p values."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import bootstrap
+
+from finetune.metrics import METRICS
+from finetune.predictions import Predictions, Stored, save_predictions
+from finetune.report.compare import by_examples, by_seeds, holm
+from finetune.report.examples import PARTS, RESAMPLES, WHOLE, parts, resampled
+
+CLASSES = ["a", "b", "c"]
+TAGS = ["O", "B-x", "I-x", "B-y"]
+rows = st.integers(2, 30)
+
+
+@given(st.data(), rows)
+@settings(max_examples=40, deadline=None)
+def test_the_sums_of_classes_give_the_metrics_value(data: st.DataObject, count: int) -> None:
+    classes = CLASSES[: data.draw(st.integers(2, 3))]
+    labels = st.lists(st.integers(0, len(classes) - 1), min_size=count, max_size=count)
+    gold, found = data.draw(labels), data.draw(labels)
+    for metric in ("accuracy", "macro_f1", "matthews", *(["f1"] if len(classes) == 2 else [])):
+        assert of_sums(metric, gold, found, classes) == pytest.approx(METRICS[metric](gold, found, classes), abs=1e-9)
+
+
+@given(st.data(), rows)
+@settings(max_examples=40, deadline=None)
+def test_the_sums_of_numbers_give_the_correlation(data: st.DataObject, count: int) -> None:
+    numbers = st.lists(st.integers(-50, 50).map(lambda n: n / 8), min_size=count, max_size=count)
+    gold, found = data.draw(numbers), data.draw(numbers)
+    for metric in ("pearson", "spearman"):
+        assert of_sums(metric, gold, found, []) == pytest.approx(METRICS[metric](gold, found, []), abs=1e-7)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_sums_of_words_give_the_score_of_entities_where_words_are_cut(data: st.DataObject) -> None:
+    tags = st.lists(st.integers(0, len(TAGS) - 1), min_size=1, max_size=8)
+    gold = data.draw(st.lists(tags, min_size=1, max_size=6))
+    found = [data.draw(st.lists(st.integers(0, 3), min_size=len(row), max_size=len(row))) for row in gold]
+    found = [row[: data.draw(st.integers(0, len(row)))] for row in found]
+    for metric in ("entity_f1", "token_f1", "accuracy"):
+        assert of_sums(metric, gold, found, TAGS) == pytest.approx(METRICS[metric](gold, found, TAGS), abs=1e-9)
+
+
+def of_sums(metric: str, gold: list, found: list, labels: list[str]) -> float:
+    return float(WHOLE[metric](PARTS[metric](gold, found, labels).sum(0)))
+
+
+def test_every_metric_can_be_resampled() -> None:
+    assert set(PARTS) == set(WHOLE) == set(METRICS)
+
+
+def test_a_predictions_file_gives_what_its_metric_needs(tmp_path: Path) -> None:
+    logits = [np.array([0.1, 0.9]), np.array([0.8, 0.2]), np.array([0.7, 0.3])]
+    path = tmp_path / "predictions" / "test.npz"
+    these = Stored(
+        Predictions("classification", logits, None), ["0", "1", "2"], [1, 0, 1], ["no", "yes"], ("accuracy",)
+    )
+    save_predictions(path, these)
+    table = parts(path, "accuracy")
+    assert table is not None
+    assert table.tolist() == [[1, 1], [1, 1], [0, 1]]
+    assert parts(tmp_path / "gone.npz", "accuracy") is None
+
+
+def test_the_interval_is_scipys_within_its_noise() -> None:
+    rng = np.random.default_rng(1)
+    vanilla, better = rng.random(400) < 0.7, rng.random(400) < 0.78
+    tables = [np.stack([right, np.ones(400)], axis=1).astype(float) for right in (better, vanilla)]
+    scores = resampled(tables, "accuracy")
+    assert scores.shape == (RESAMPLES, 2)
+    low, high, p = by_examples(scores[:, 0] - scores[:, 1])
+    gains = better.astype(float) - vanilla
+    theirs = bootstrap((gains,), np.mean, method="percentile", rng=np.random.default_rng(2)).confidence_interval
+    assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.005)
+    assert (p < 0.05) == (theirs.low > 0)
+
+
+def test_p_over_seeds_is_exact_and_no_smaller_than_it_can_be() -> None:
+    assert by_seeds(np.array([0.01, 0.02, 0.03])) == pytest.approx(2 ** (1 - 3))
+    assert by_seeds(np.array([0.03, 0.02, -0.01])) == pytest.approx(4 / 8)  # as large or larger: 4 of the 8 flips
+    assert by_seeds(np.zeros(4)) == 1
+    assert math.isnan(by_seeds(np.array([0.5])))
+
+
+def test_holm_is_the_step_down_worked_out_by_hand() -> None:
+    assert holm([0.01, float("nan"), 0.04, 0.03]) == pytest.approx([0.03, float("nan"), 0.06, 0.06], nan_ok=True)
+    assert holm([0.6, 0.7]) == [1.0, 1.0]

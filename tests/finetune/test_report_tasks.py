@@ -1,0 +1,216 @@
+"""The report over many tasks: which runs are compared, the papers' tables, the tests, and the page in a browser."""
+
+import json
+import re
+import shutil
+import subprocess
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from finetune.config import ReportConfig
+from finetune.predictions import Predictions, Stored, save_predictions
+from finetune.report.attention import Layer, Maps, save
+from finetune.report.write import write
+
+METRICS = {"sst2": "accuracy", "mrpc": "f1", "paws-wiki": "accuracy", "hans": "accuracy"}
+GOLD = [0, 1] * 30
+WIDTHS = (360, 1280)
+
+
+def put(folder: Path, start: dict[str, Any], events: list[dict], end: dict[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    lines = [{"event": "start", **start}, *events, {"event": "end", **end}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def tuned(
+    out: Path, task: str, method: str | None, seed: int | None, right: int, own: dict | None = None, **changes: Any
+) -> None:
+    """A run on 60 test examples, the first `right` of which it gets right."""
+    config = {"optim": {"lr": 1e-4 if task == "sst2" else 3e-4}, **(own or {})}
+    start = {"stage": "finetune", "task": task, "metrics": [METRICS[task], "matthews"], "model": "base"}
+    start |= {"method": method, "seed": seed, "config": config, "request": {"tasks": [task]}, **changes}
+    found = [label if index < right else 1 - label for index, label in enumerate(GOLD)]
+    name = METRICS[task]
+    end = {f"test_{name}": right / 60, "test_matthews": 0.5, f"dev_{name}": 0.5, "mm_matthews": 0.4}
+    end |= {"steps": 10, "train_seconds": 20.0 if method == "vanilla" else 30.0, "seconds": 100.0}
+    masks = [{"event": "train", "step": step, "masked_share": [0.3, 0.1]} for step in (5, 10)] if own else []
+    evals = [{"event": "eval", "step": 10, "split": "dev", name: 0.5}]
+    folder = out / task / f"base-{method}-{seed}"
+    put(folder, start, masks + evals, end)
+    logits: list[np.ndarray] = list(np.eye(2)[found])
+    these = Stored(
+        Predictions("classification", logits, None), [str(i) for i in range(60)], list(GOLD), ["0", "1"], (name,)
+    )
+    save_predictions(folder / "predictions" / "test.npz", these)
+
+
+def write_runs(out: Path) -> Path:
+    """Three tasks, three methods, a second tau, a transfer, an attack, a sentence."""
+    for task in ("sst2", "mrpc", "paws-wiki"):
+        for seed in range(3):
+            tuned(out, task, "vanilla", seed, 40)
+            tuned(out, task, "random_mask", seed, 40 + seed - 1)
+            tuned(out, task, "asa", seed, 52, own={"asa": {"tau": 0.3}})
+    tuned(out / "tau", "sst2", "asa", 0, 46, own={"asa": {"tau": 0.1}})
+    for method in ("vanilla", "asa"):
+        tuned(out / "score", "hans", method, 0, 30, stage="score", trained_on="rte")
+        facts = {"stage": "robustness", "task": "rte", "model": method, "reference": "vanilla"}
+        end = {"median": 1.25, "q25": 0.5, "q75": 2.0, "mean": 1.5, "sd": None, "n": 227, "radius_median": 0.1}
+        put(out / "attack" / method, facts, [], end)
+    weights, keep = np.array([[0.6, 0.4], [0.3, 0.7]]), np.array([[1.0, 0.0], [1.0, 1.0]])
+    layer = Layer(weights, keep, np.array([[1.0, 0.0], [0.3, 0.7]]), 0.25, weights)
+    save(Maps("asa", "so <good>", "head 1", "vanilla", ["so", "<good>"], {0: layer}), out / "so.maps.json")
+    return out
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    write(ReportConfig(runs=write_runs(folder / "runs"), out=folder / "report"))
+    return folder / "report"
+
+
+@pytest.fixture(scope="module")
+def page(report: Path) -> str:
+    return (report / "report.md").read_text()
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading."""
+    lines = page[page.index(f"# {heading}\n") :].splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("|"))
+    rows = []
+    for line in lines[first:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return [rows[0], *rows[2:]]
+
+
+def test_tasks_stand_side_by_side_with_their_own_metric_and_a_mean(page: str) -> None:
+    head, vanilla, asa, *rest = table(page, "Scores by task")
+    assert head == ["Model", "Method", "mrpc (F1)", "sst2 (accuracy)", "Mean"]
+    assert vanilla == ["base", "vanilla", "66.67 ± 0.00 (3)", "66.67 ± 0.00 (3)", "66.67"]
+    assert asa[1:] == ["asa", "86.67 ± 0.00 (3)", "86.67 ± 0.00 (3)", "86.67"]
+    assert rest[0][1:] == ["asa tau=0.1", "-", "76.67 ± n/a (1)", "-"]
+    assert table(page, "Scores by task, robustness sets")[0][2:] == ["paws-wiki (accuracy)"]
+
+
+def test_the_settings_of_one_method_part_its_own_rows_alone(page: str) -> None:
+    """Vanilla is compared with both taus; another learning rate per task is no other setting of a task."""
+    rows = {row[0]: row for row in (line[1:] for line in table(page, "Methods: gain and cost"))}
+    assert rows["asa"][2] == rows["asa"][3] == "+20.00 ± 0.00 (3)"
+    assert rows["asa tau=0.1"][3] == "+10.00 ± n/a (1)"
+    assert "settings A" not in page[: page.index("## Settings")]
+
+
+def test_costs_are_ratios_to_the_vanilla_run_of_the_seed(page: str) -> None:
+    head, *rows = table(page, "Methods: gain and cost")
+    assert head[-1] == "Time per step / vanilla"
+    assert [row[-1] for row in rows] == ["1.50"] * 3
+
+
+def test_chance_stands_beside_the_adversary(page: str) -> None:
+    methods = [row[1] for row in table(page, "Perturbed by chance")[1:]]
+    assert methods == ["vanilla", "asa", "asa tau=0.1", "random_mask"]
+
+
+def test_transfer_and_attack_are_shown(page: str) -> None:
+    assert table(page, "Transfer")[0][2:] == ["hans after rte (accuracy)"]
+    attack = table(page, "Largest increase of the loss within the ball, nats")
+    assert attack[1][:7] == ["rte", "asa", "vanilla", "227", "0.1000", "1.2500", "0.5000 to 2.0000"]
+
+
+def test_every_gain_has_its_tests_and_the_least_p_is_told(page: str) -> None:
+    rows = {(row[0], row[2]): row for row in table(page, "Tests against vanilla")[1:]}
+    assert len(rows) == 8
+    assert rows["sst2", "asa"][4:8] == ["3", "+20.00 ± 0.00", "0.250", "1.000"]
+    low, high = (float(part) for part in rows["sst2", "asa"][8].split(" to "))
+    assert 8 < low < 20 < high < 32  # 12 of 60 examples: their share has a standard error of 5.2 points
+    assert rows["sst2", "asa"][9] == "0.0002"
+    assert rows["sst2", "random_mask"][6] == "1.000"
+    assert rows["hans after rte", "asa"][6] == "n/a"
+    assert "8 comparisons." in page
+    assert "cannot fall below 0.25 with 3 seeds" in page
+
+
+def test_masking_is_told_by_layer_and_by_tau(page: str) -> None:
+    assert table(page, "Masked share after training")[1] == ["mrpc", "base", "asa", "3", "30.0", "10.0", "20.0 ± 0.0"]
+    assert [row[3:6] for row in table(page, "Score and masked share by tau")[1:]] == [
+        ["0.1", "1", "76.67 ± n/a"],
+        ["0.3", "3", "86.67 ± 0.00"],
+    ]
+
+
+def test_a_sentences_maps_are_drawn_and_told(page: str, report: Path) -> None:
+    row = table(page, "Attention under attack")[1]
+    assert row[3:6] == ["0", "25.0%", "<good> from 50% of the tokens"]
+    assert row[6].startswith("so to so 0.60 → 1.00; so to <good> 0.40 → 0.00")
+    html = (report / "report.html").read_text()
+    assert "<good>" not in html
+    assert html.count("data:image/png") == 4
+    assert {reference[:15] for reference in re.findall(r'href="([^"#]+)', html)} == {"data:image/png;"}
+
+
+def test_runs_with_other_shared_settings_are_named_by_them(tmp_path: Path) -> None:
+    tuned(tmp_path / "runs", "sst2", "vanilla", 0, 40)
+    tuned(tmp_path / "runs" / "b", "sst2", "vanilla", 0, 50, config={"optim": {"lr": 5e-5}})
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "Fine-tuning: sst2, settings A: optim.lr=0.0001" in page
+    assert table(page, "Scores")[0][2:4] == ["sst2 A (accuracy)", "sst2 B (accuracy)"]
+
+
+def test_models_from_elsewhere_that_were_only_scored_are_shown(tmp_path: Path) -> None:
+    for name, right in (("a", 30), ("b", 40)):
+        weights = {"model_sha256": name * 64}
+        tuned(tmp_path / "runs" / name, "hans", None, None, right, stage="score", trained_on=None, inputs=weights)
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    rows = table((tmp_path / "report" / "report.md").read_text(), "Transfer and robustness")
+    assert [row[:2] for row in rows[1:]] == [[f"base ({name * 8})", "n/a"] for name in "ab"]
+
+
+def test_scores_of_models_that_differ_in_a_setting_stay_apart(tmp_path: Path) -> None:
+    for tau, right in ((0.1, 30), (0.3, 45)):
+        config = {"asa": {"tau": tau}, "length": 32}
+        tuned(tmp_path / "runs" / str(tau), "hans", "asa", 0, right, stage="score", trained_on="rte", config=config)
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    rows = table((tmp_path / "report" / "report.md").read_text(), "Transfer and robustness")
+    assert [row[1:] for row in rows[1:]] == [["asa tau=0.1", "50.00 ± n/a (1)"], ["asa tau=0.3", "75.00 ± n/a (1)"]]
+
+
+def test_the_requests_that_made_the_runs_are_in_the_page(page: str) -> None:
+    assert re.search(r"### Request, finetune \(runs: 9\)\n\n```yaml\ntasks:\n- mrpc\n", page)
+
+
+def test_a_browser_shows_the_page_on_a_phone_and_on_a_desk_without_overflow(report: Path, tmp_path: Path) -> None:
+    """Frames of both widths report the widths of their content, and of what reaches out of it."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("no chromium on PATH")
+    content = escape((report / "report.html").read_text())
+    frames = "".join(f'<iframe width="{width}" height="900" srcdoc="{content}"></iframe>' for width in WIDTHS)
+    script = """onload = () => { document.title = [...document.querySelectorAll("iframe")].map(frame => {
+        const page = frame.contentDocument, shown = page.querySelectorAll("svg");
+        const drawn = [...shown].filter(svg => svg.getBoundingClientRect().height > 50).length;
+        return [page.documentElement.scrollWidth, drawn, page.querySelectorAll("table").length].join(" ");
+    }).join("; ") }"""
+    (tmp_path / "frames.html").write_text(f"<!doctype html><script>{script}</script>{frames}")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-background-networking"]
+    profile, address = f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "frames.html").as_uri()
+    shown = subprocess.run(
+        [browser, *options, profile, "--virtual-time-budget=5000", "--dump-dom", address],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    title = re.search(r"<title>(.*?)</title>", shown.stdout)
+    assert title is not None
+    plots = (report / "report.html").read_text().count("<figure>")
+    tables = (report / "report.html").read_text().count("<table>")
+    assert title[1] == "; ".join(f"{width} {plots} {tables}" for width in WIDTHS)

@@ -1,0 +1,163 @@
+"""A run that is cut off anywhere and started again ends with the bits of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from asa import record
+from asa.config import save_yaml
+from asa.engine import PlainEngine
+from finetune import state
+from finetune.sweep import sweep
+from tests.finetune.conftest import Given, Make, events
+
+METHODS = ["vanilla", "asa", "smart", "freeat"]
+TIMES = ("seconds", "train_seconds")
+
+
+class Killed(BaseException):
+    """Stands for a signal that nothing catches."""
+
+
+def facts(out: Path, run: str) -> list[dict[str, Any]]:
+    return [{key: value for key, value in event.items() if key not in TIMES} for event in events(out, run)[1:]]
+
+
+def assert_same_end(one: Path, other: Path, run: str) -> None:
+    """The same record but for the times, the same predictions and weights, nothing left of the way there."""
+    assert facts(one, run) == facts(other, run)
+    mine, theirs = (next(out.glob(f"*/{run}")) for out in (one, other))
+    for name in ("logits", "gold"):
+        with np.load(mine / "predictions" / "test.npz") as a, np.load(theirs / "predictions" / "test.npz") as b:
+            assert np.array_equal(a[name], b[name])
+    a, b = (load_file(folder / "model" / "model.safetensors") for folder in (mine, theirs))
+    assert all((a[name] == b[name]).all() for name in a)
+    assert not (theirs / state.FOLDER).exists()
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
+    """Let the updates before number `update`, counted from 1, be made and the process be gone at this one."""
+    made, step = 0, PlainEngine.step
+
+    def counted(engine: PlainEngine, norms: bool = False) -> Any:
+        nonlocal made
+        made += 1
+        if made == update:
+            raise Killed
+        return step(engine, norms)
+
+    monkeypatch.setattr(PlainEngine, "step", counted)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_goes_on_from_its_newest_state(
+    method: str, given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = {"save_every": 0, "log_every": 1 if method == "freeat" else 2}  # two updates a step
+    wanted = given(methods=[method], epochs=4, save_model=True, evals_per_epoch=2, **often)
+    run = f"tiny-{method}-0"
+    sweep({**wanted, "out": tmp_path / "whole"})
+    made = []
+    for update in (6, 4):
+        with monkeypatch.context() as patched:
+            kill_at(patched, update)
+            with pytest.raises(Killed):
+                sweep(wanted)
+        (folder,) = (tmp_path / "runs").glob(f"*/{run}/{state.FOLDER}")
+        made.append(max(int(path.name.removeprefix("step-")) for path in folder.glob("step-*")))
+        assert len(list(folder.glob("best-*.safetensors"))) == 1
+    assert 0 < made[0] < made[1] < 12
+    sweep(wanted)
+    assert_same_end(tmp_path / "whole", tmp_path / "runs", run)
+
+
+def test_patience_and_the_best_evaluation_outlive_a_kill(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = given(epochs=30, patience=3, save_every=0, save_model=True, log_every=1, optim={"lr": 0.05})
+    sweep({**wanted, "out": tmp_path / "whole"})
+    end = events(tmp_path / "whole", "tiny-vanilla-0")[-1]
+    assert end["steps"] < 90
+    assert end["best_step"] < end["steps"] - 3  # the kill comes after the best evaluation, before the end
+    with monkeypatch.context() as patched:
+        kill_at(patched, end["steps"] - 1)
+        with pytest.raises(Killed):
+            sweep(wanted)
+    sweep(wanted)
+    assert_same_end(tmp_path / "whole", tmp_path / "runs", "tiny-vanilla-0")
+
+
+def test_other_settings_or_a_damaged_state_start_anew(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = given(save_every=0, save_model=True)
+    sweep({**wanted, "out": tmp_path / "whole"})
+    for change in ("length", "state"):
+        with monkeypatch.context() as patched:
+            kill_at(patched, 6)
+            with pytest.raises(Killed):
+                sweep({**wanted, "length": 12} if change == "length" else wanted)
+        if change == "state":
+            (weights,) = (tmp_path / "runs").glob(f"*/*/{state.FOLDER}/step-*/model.safetensors")
+            weights.write_bytes(weights.read_bytes()[:-1])
+        capsys.readouterr()
+        sweep(wanted)
+        assert ("the run starts anew" in capsys.readouterr().out) == (change == "state")
+        assert_same_end(tmp_path / "whole", tmp_path / "runs", "tiny-vanilla-0")
+        next((tmp_path / "runs").glob(f"*/*/{record.NAME}")).unlink()
+
+
+def test_a_long_save_makes_the_next_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    saver = state.Saver(tmp_path, 60, tmp_path)
+    for at, due in ((59, False), (60, True)):
+        now[0] = at
+        assert saver.due() == due
+    saver._took = 3.0
+    for at, due in ((179, False), (180, True)):
+        now[0] = at
+        assert saver.due() == due
+
+
+@pytest.mark.reliability
+def test_killed_for_real_again_and_again_it_ends_as_if_nothing_had_been(make: Make, tmp_path: Path) -> None:
+    """SIGKILL to the process, each time a little later, until a call comes to its end."""
+    config = make(methods=["asa"], epochs=60, save_every=0, save_model=True, log_every=1)
+    save_yaml(config, tmp_path / "tune.yaml")
+
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "finetune", "run", "--config", str(tmp_path / "tune.yaml"), "--out", str(out)]
+        return subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+
+    assert start(tmp_path / "whole").wait(300) == 0
+    kills = 0
+    while True:
+        process, before = start(tmp_path / "runs"), newest(tmp_path / "runs")
+        while process.poll() is None and newest(tmp_path / "runs") < before + 20 + 7 * kills:
+            time.sleep(0.01)
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        kills += 1
+    assert kills >= 3
+    assert process.returncode == 0
+    assert_same_end(tmp_path / "whole", tmp_path / "runs", "tiny-asa-0")
+
+
+def newest(out: Path) -> int:
+    """The last step in the record."""
+    paths = list(out.glob(f"*/*/{record.NAME}"))
+    lines = paths[0].read_bytes().splitlines() if paths else []
+    steps = [json.loads(line).get("step", 0) for line in lines if line.endswith(b"}")]
+    return max(steps, default=0)

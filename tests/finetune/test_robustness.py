@@ -1,0 +1,229 @@
+"""The attack on losses whose maximum in the ball is known, then the command on models."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asa import record
+from asa.errors import RequestError, WorkError
+from asa.perturb import Room
+from finetune import robustness as command
+from finetune.attack import Look, Worst, attack
+from finetune.evaluation_config import RobustnessConfig
+from finetune.robustness import EXAMPLES, RADII, robustness
+from finetune.saved import find
+from finetune.subject import attacked, prepare
+from tests.finetune.conftest import CLASSES, small_task
+from tests.finetune.test_score import saved
+
+E, L, D = 3, 4, 5  # examples, tokens, width
+ROOM = Room(torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool), E, D)
+RADIUS = st.floats(0.01, 3)
+
+
+def linear(slope_ELD: Tensor) -> Look:
+    """Loss 1 + <slope, delta>, right while it is below 2."""
+
+    def look(delta_ELD: Tensor) -> tuple[Tensor, Tensor]:
+        loss_E = 1 + (slope_ELD * delta_ELD).sum((1, 2))
+        return loss_E, loss_E < 2
+
+    return look
+
+
+def slopes(seed: int) -> Tensor:
+    return torch.randn(E, L, D, generator=torch.Generator().manual_seed(seed))
+
+
+def climbed(look: Look, radius: float, steps: int = 40, starts: int = 1) -> Worst:
+    return attack(look, ROOM, torch.full((E,), radius), steps, 0.2, starts, (0, 0))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), RADIUS)
+def test_a_linear_loss_rises_by_radius_times_slope_of_the_tokens_alone(seed: int, radius: float) -> None:
+    slope_ELD = slopes(seed)
+    worst = climbed(linear(slope_ELD), radius)
+    real_ELD = slope_ELD * ROOM.real_RL.unsqueeze(-1)
+    torch.testing.assert_close(worst.increase_E, radius * real_ELD.norm(dim=(1, 2)), rtol=1e-4, atol=1e-5)
+    assert (worst.resisted_E == (worst.reached_SE.amax(0) < 2)).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), RADIUS, st.floats(1, 4))
+def test_the_increase_is_monotone_in_the_radius(seed: int, radius: float, factor: float) -> None:
+    look = linear(slopes(seed))
+    assert (climbed(look, radius * factor).increase_E >= climbed(look, radius).increase_E - 1e-5).all()
+
+
+def test_each_example_has_its_own_ball_and_a_maximum_inside_it_is_found() -> None:
+    peak_ELD = slopes(1) * ROOM.real_RL.unsqueeze(-1)
+    peak_ELD = peak_ELD / peak_ELD.norm(dim=(1, 2), keepdim=True)
+
+    def look(delta_ELD: Tensor) -> tuple[Tensor, Tensor]:
+        return 5 - (delta_ELD - peak_ELD).square().sum((1, 2)), torch.ones(E, dtype=torch.bool)
+
+    radius_E = torch.tensor([2.0, 1.0, 0.25])
+    worst = attack(look, ROOM, radius_E, 400, 0.01, 1, (0,))
+    # The loss at distance d of the peak is 5 - d^2; the peak lies at distance 1 of the clean example.
+    expected_E = 1 - (1 - radius_E).clamp_min(0).square()
+    torch.testing.assert_close(worst.increase_E, expected_E, rtol=0, atol=2e-3)
+
+
+def test_random_starts_reach_what_the_clean_start_cannot_and_nothing_is_ever_lost() -> None:
+    def valley(delta_ELD: Tensor) -> tuple[Tensor, Tensor]:
+        return delta_ELD.square().sum((1, 2)), torch.ones(E, dtype=torch.bool)
+
+    def hill(delta_ELD: Tensor) -> tuple[Tensor, Tensor]:
+        return -delta_ELD.square().sum((1, 2)), torch.ones(E, dtype=torch.bool)
+
+    assert climbed(valley, 0.5, starts=1).increase_E.tolist() == [0, 0, 0]  # the gradient at the bottom is zero
+    torch.testing.assert_close(climbed(valley, 0.5, starts=2).increase_E, torch.full((E,), 0.25))
+    assert climbed(hill, 0.5, starts=3).increase_E.tolist() == [0, 0, 0]
+
+
+def test_the_same_seed_gives_the_same_points_and_padding_is_never_touched() -> None:
+    seen: list[Tensor] = []
+
+    def look(delta_ELD: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(delta_ELD.detach().clone())
+        return linear(slopes(2))(delta_ELD.sin())
+
+    first, again = climbed(look, 1.0, steps=5, starts=3), climbed(look, 1.0, steps=5, starts=3)
+    torch.testing.assert_close(first.reached_SE, again.reached_SE, rtol=0, atol=0)
+    for delta_ELD in seen:
+        assert delta_ELD[~ROOM.real_RL].abs().max() == 0
+        assert (delta_ELD.norm(dim=(1, 2)) <= 1.00001).all()
+    other = attack(look, ROOM, torch.ones(E), 5, 0.2, 3, (1, 0))
+    assert not torch.equal(other.reached_SE[1:], first.reached_SE[1:])
+
+
+def test_the_norm_of_a_choice_goes_over_all_its_answers() -> None:
+    room = Room(torch.ones(4, L, dtype=torch.bool), 2, D)  # 2 examples of 2 answers
+    slope_RLD = torch.randn(4, L, D, generator=torch.Generator().manual_seed(3))
+
+    def look(delta_RLD: Tensor) -> tuple[Tensor, Tensor]:
+        loss_E = (slope_RLD * delta_RLD).reshape(2, -1).sum(1)
+        return loss_E, loss_E < 1
+
+    worst = attack(look, room, torch.tensor([1.0, 2.0]), 40, 0.2, 1, (0,))
+    expected_E = torch.tensor([1.0, 2.0]) * slope_RLD.reshape(2, -1).norm(dim=1)
+    torch.testing.assert_close(worst.increase_E, expected_E, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_resisting_is_said_of_every_point(steps: int) -> None:
+    look = linear(torch.ones(E, L, D) * 10)
+    assert climbed(look, 1.0, steps=steps).resisted_E.tolist() == [steps == 0] * E
+
+
+@pytest.fixture
+def asked(model_folder: Path, task_folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """Two models with random heads whose classes have not even the same numbers."""
+    return {
+        "models": {
+            "one": saved(tmp_path / "one", model_folder, CLASSES, seed=1),
+            "two": saved(tmp_path / "two", model_folder, CLASSES[::-1], seed=2),
+        },
+        "reference": "one",
+        "task": {"folder": task_folder},
+        "out": tmp_path / "out",
+        "split": "train",
+        "length": 16,
+        "radius": 0.06,
+        "radii": 3,
+        "steps": 6,
+        "step_size": 0.3,
+        "starts": 2,
+    }
+
+
+def examples(out: Path, model: str) -> dict[str, np.ndarray]:
+    with np.load(out / "colours" / "one" / model / EXAMPLES) as file:
+        return dict(file)
+
+
+def test_the_command_records_models_on_the_rows_that_all_get_right(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    robustness(RobustnessConfig(**asked))
+    start, end = record.read(asked["out"] / "colours" / "one" / "two" / record.NAME)
+    told = {name: start[name] for name in ("stage", "task", "model", "reference")}
+    assert told == {"stage": "robustness", "task": "colours", "model": "two", "reference": "one"}
+    one, two = (examples(asked["out"], name) for name in ("one", "two"))
+    assert end["n"] == len(two["ids"]) > 1
+    np.testing.assert_array_equal(one["ids"], two["ids"])
+    np.testing.assert_array_equal(one["radius"], two["radius"])
+    np.testing.assert_array_equal(np.isin(one["radius"].round(9), [0.02, 0.04, 0.06]), True)
+    assert one["resisted"].mean() > 0.5  # the radius was chosen so; the random start is another now
+    for found in (one, two):
+        assert (found["increase"] > 0).all()
+        np.testing.assert_array_equal(found["increase"], found["reached"].max(0) - found["clean"])
+        assert (found["clean"] < np.log(3)).all()  # right among three classes
+    assert end["median"] == pytest.approx(np.median(two["increase"]))
+    assert end["q25"] <= end["median"] <= end["q75"]
+    out = capsys.readouterr().out
+    assert "all models are right on" in out
+    assert "clean_loss" in out
+
+
+def test_a_command_given_again_does_what_is_left_and_finds_the_same(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robustness(RobustnessConfig(**asked))
+    folder, before = asked["out"] / "colours" / "one", examples(asked["out"], "two")
+    radii = (folder / RADII).read_bytes()
+    path = folder / "two" / record.NAME
+    path.write_text(path.read_text().splitlines()[0] + "\n")  # as a kill leaves it
+    attacked, titles = command.attacked, list[str]()
+
+    def noted(subject: Any, *rest: Any) -> Worst:
+        titles.append(f"{subject.name}: {rest[-1]}")
+        return attacked(subject, *rest)
+
+    monkeypatch.setattr(command, "attacked", noted)
+    robustness(RobustnessConfig(**asked))
+    assert titles == ["two: attack"]
+    assert (folder / RADII).read_bytes() == radii
+    for name, values in examples(asked["out"], "two").items():
+        np.testing.assert_array_equal(values, before[name])
+    with pytest.raises(RequestError, match="another config"):
+        robustness(RobustnessConfig(**{**asked, "steps": 7}))
+
+
+def test_wrong_requests_of_the_command_are_one_line(asked: dict[str, Any], model_folder: Path, tmp_path: Path) -> None:
+    four = saved(tmp_path / "four", model_folder, [*CLASSES, "white"])
+    numbers = saved(tmp_path / "numbers", model_folder, ["score"])
+    for changes, told in (
+        ({"reference": "three"}, "reference = 'three', allowed: one, two"),
+        ({"split": "dav"}, "split = 'dav', colours has train, dev, test"),
+        ({"models": {"one": numbers}}, "is for kind regression, colours is classification"),
+        ({"models": {"one": four}}, "class 'white' of"),
+        ({"models": {"one": model_folder}}, "no head for a task; fine-tune it first, or set --models.one"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            robustness(RobustnessConfig(**{**asked, **changes}))
+    with pytest.raises(WorkError, match="one resists nowhere on colours; lower --radius"):
+        robustness(RobustnessConfig(**{**asked, "radius": 1e4, "radii": 1, "steps": 30}))
+
+
+def test_answers_that_a_row_has_not_take_no_part(asked: dict[str, Any], model_folder: Path, tmp_path: Path) -> None:
+    model = find(saved(tmp_path / "choice", model_folder, ["score"], kind="choice"), "--models.choice")
+    config = RobustnessConfig(**{**asked, "batch": 5})
+    one = prepare("choice", model, small_task("choice"), config)
+    rows = np.arange(len(one.data))
+    worst = attacked(one, rows, np.full(len(rows), 0.1), config, "attack")
+    with torch.no_grad():
+        batch = one.data.batch(rows)
+        logits_EC = one.module(batch).logits
+    for row, answers in enumerate(one.data.answers):
+        wanted = -logits_EC[row, :answers].log_softmax(-1)[batch.labels[row]]
+        torch.testing.assert_close(worst.clean_E[row], wanted, rtol=1e-4, atol=1e-5)
+    assert (worst.increase_E > 0).all()
+    assert {row for row in rows.tolist() if worst.resisted_E[row]} <= one.right

@@ -1,0 +1,213 @@
+"""Saved models on other tasks: label sets, what is recorded, what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given as generated
+from hypothesis import settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+from transformers import BertConfig
+
+from asa import record
+from asa.errors import RequestError
+from finetune import score as module
+from finetune.evaluation_config import ScoreConfig
+from finetune.labels import Merge, label_map, merged
+from finetune.metrics import METRICS
+from finetune.model import HEADS
+from finetune.predictions import FOLDER, load_predictions, predict
+from finetune.saved import encoded, find, module_of
+from finetune.score import pair, score_all, score_one
+from finetune.sweep import sweep
+from finetune.tasks.task import Kind
+from tests.finetune.conftest import CLASSES, Given, small_task
+
+NLI = ["entailment", "neutral", "contradiction"]
+
+
+def saved(folder: Path, model_folder: Path, labels: list[str], seed: int = 0, kind: Kind = "classification") -> Path:
+    """A model of the tiny shape with a random head, as others publish them."""
+    shutil.copytree(model_folder, folder)
+    torch.manual_seed(seed)
+    shape = BertConfig.from_pretrained(model_folder, num_labels=len(labels))
+    shape.id2label, shape.label2id = dict(enumerate(labels)), {name: index for index, name in enumerate(labels)}
+    HEADS[kind].from_config(shape).save_pretrained(folder)
+    return folder
+
+
+def request(task: Path, out: Path, *models: Path, **changes: Any) -> ScoreConfig:
+    values: dict[str, Any] = {"task": {"folder": task}, "out": out, "models": models, **changes}
+    return ScoreConfig(**values)
+
+
+def test_a_run_scored_on_its_own_task_gives_what_it_recorded(
+    given: Given, task_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = given(max_steps=2, save_model=True)
+    sweep(asked)
+    run = asked["out"] / "colours" / "tiny-vanilla-0"
+    out = tmp_path / "scores"
+    score_all(request(task_folder, out, run))
+    folder = out / "colours" / "colours-tiny-vanilla-0"
+    start, end = record.read(folder / record.NAME)
+    told = {name: start[name] for name in ("stage", "task", "model", "method", "seed", "trained_on")}
+    assert told == {
+        "stage": "score",
+        "task": "colours",
+        "model": "tiny",
+        "method": "vanilla",
+        "seed": 0,
+        "trained_on": "colours",
+    }
+    ended = record.read(run / record.NAME)[-1]
+    assert {name: end[name] for name in end if name.startswith("test_")} == {
+        name: ended[name] for name in ended if name.startswith("test_") and name != "test_loss"
+    }
+    one, other = (load_predictions(path / FOLDER / "test.npz") for path in (run, folder))
+    for row, same in zip(one.predictions.logits, other.predictions.logits, strict=True):
+        np.testing.assert_allclose(softmax(row), np.exp(same), rtol=1e-5)
+    capsys.readouterr()
+    score_all(request(task_folder, out, run))
+    assert "finished before" in capsys.readouterr().out
+    with pytest.raises(RequestError, match="another config"):
+        score_all(request(task_folder, out, run, length=8))
+    score_all(request(task_folder, out, run, length=8, overwrite=True))
+    assert record.read(folder / record.NAME)[0]["config"]["length"] == 8
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "given", "places"),
+    [
+        (NLI, NLI[::-1], {}, [2, 1, 0]),
+        (["CONTRADICTION", "Neutral", "ENTAILMENT"], NLI, {}, [2, 1, 0]),
+        (["entailment", "not_entailment"], ["entailment", "non-entailment"], {}, [0, 1]),
+        (NLI, ["entailment", "non-entailment"], {}, [0, 1, 1]),
+        (NLI, ["not_entailment", "entailment"], {}, [1, 0, 0]),
+        (["LABEL_0", "LABEL_1"], ["negative", "positive"], {}, [0, 1]),
+        (["same", "other"], ["not_duplicate", "duplicate"], {"same": "duplicate", "other": "not_duplicate"}, [1, 0]),
+    ],
+)
+def test_classes_find_their_counterpart(
+    theirs: list[str], ours: list[str], given: dict[str, str], places: list[int]
+) -> None:
+    assert label_map(theirs, ours, given, "it") == places
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "given", "told"),
+    [
+        (["same", "other"], NLI, {}, "class 'same' of it is none of entailment, neutral, contradiction; set --map"),
+        (["entailment", "neutral"], NLI, {}, "it never predicts 'contradiction'"),
+        (["entailment", "not_entailment"], NLI, {}, "set --map.not_entailment"),
+        (NLI, NLI, {"neutrl": "neutral"}, "map.neutrl: it has the classes"),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], ["negative", "positive"], {}, "set --map.LABEL_0"),
+    ],
+)
+def test_classes_without_a_counterpart_are_named(
+    theirs: list[str], ours: list[str], given: dict[str, str], told: str
+) -> None:
+    with pytest.raises(RequestError, match=told):
+        label_map(theirs, ours, given, "it")
+
+
+@generated(st.lists(st.floats(-20, 20), min_size=3, max_size=3))
+@settings(deadline=None)
+def test_the_sum_of_probabilities_loses_none_and_the_largest_keeps_the_one(logits: list[float]) -> None:
+    row, chances = np.array(logits), softmax(logits)
+    summed = np.exp(merged(row, [0, 1, 1], "sum"))
+    np.testing.assert_allclose(summed, [chances[0], chances[1] + chances[2]], rtol=1e-9)
+    largest = np.exp(merged(row, [0, 1, 1], "max"))
+    np.testing.assert_allclose(largest, [chances[0], max(chances[1:])], rtol=1e-9)
+    np.testing.assert_allclose(np.exp(merged(row, [2, 0, 1], "sum")), chances[[1, 2, 0]], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("merge", "answer"), [("sum", 1), ("max", 0)])
+def test_sum_and_max_can_disagree(merge: Merge, answer: int) -> None:
+    assert merged(np.log([0.4, 0.35, 0.25]), [0, 1, 1], merge).argmax() == answer
+
+
+def test_models_of_three_ways_are_scored_on_two_and_parts_of_test_need_no_further_pass(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of one's own with a column of subsets, as HANS has it, and rows without labels."""
+    rows = [{"a": f"a {colour}", "b": "c d", "why": colour, "y": "entailment"} for colour in ("red", "green", "red")]
+    rows[0]["y"] = "non-entailment"
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "blind.csv").write_text("a,b\nred a,c\nb blue,d\n")
+    task = {
+        "name": "twoway",
+        "test": [tmp_path / "test.jsonl"],
+        "submit": [tmp_path / "blind.csv"],
+        "text": ["a", "b"],
+        "label": "y",
+        "labels": ["entailment", "non-entailment"],
+        "subsets": "why",
+    }
+    passes = []
+    counted = module.predict
+    monkeypatch.setattr(module, "predict", lambda *given: passes.append(len(given[1])) or counted(*given))
+    model = saved(tmp_path / "nli", model_folder, NLI)
+    config = ScoreConfig(task=task, out=tmp_path / "out", models=(model,), length=16)  # type: ignore[arg-type]
+    score_all(config)
+    folder = tmp_path / "out" / "twoway" / "nli"
+    start, end = record.read(folder / record.NAME)
+    assert start["classes"] == {
+        "entailment": "entailment",
+        "neutral": "non-entailment",
+        "contradiction": "non-entailment",
+    }
+    assert {"test_accuracy", "red_accuracy", "green_accuracy"} <= end.keys()
+    assert end["test_accuracy"] == pytest.approx((2 * end["red_accuracy"] + end["green_accuracy"]) / 3)
+    assert not any(name.startswith("submit") for name in end)
+    assert sorted(passes) == [2, 3]
+    blind = load_predictions(folder / FOLDER / "submit.npz")
+    assert (len(blind.ids), blind.gold, len(blind.predictions.logits[0])) == (2, None, 2)
+
+
+@pytest.mark.parametrize("kind", ["regression", "token", "choice"])
+def test_models_of_every_kind_are_scored(kind: Kind, model_folder: Path, tmp_path: Path) -> None:
+    task = small_task(kind)
+    labels = task.labels[::-1] or ["score"]  # the model numbers its classes otherwise
+    model = find(saved(tmp_path / "model", model_folder, labels, kind=kind), "--models")
+    config = request(tmp_path, tmp_path / "out", model.folder, length=16)
+    one = pair(model, task, config)
+    module = module_of(model, torch.device("cpu"), "--models")
+    end = score_one(one, module, config, {})
+    kept = load_predictions(one.folder / FOLDER / "test.npz")
+    rows = predict(module, encoded(model, task, "test", 16, "--models"), 8, torch.device("cpu")).logits
+    if kind == "token":
+        expected = [[1 - int(word) for word in row.argmax(-1)] for row in rows]
+    else:
+        expected = [float(row[0]) if kind == "regression" else int(row.argmax()) for row in rows]
+    assert kept.predictions.labels == (pytest.approx(expected) if kind == "regression" else expected)
+    assert kept.gold == task.splits["test"].labels
+    assert kept.gold is not None
+    for name in task.metrics:
+        assert end[f"test_{name}"] == pytest.approx(METRICS[name](kept.gold, kept.predictions.labels, task.labels))
+
+
+def test_wrong_requests_are_one_line(model_folder: Path, task_folder: Path, tmp_path: Path) -> None:
+    head = saved(tmp_path / "head", model_folder, CLASSES)
+    numbers = saved(tmp_path / "numbers", model_folder, ["score"])
+    again = saved(tmp_path / "again" / "head", model_folder, CLASSES)
+    begun = tmp_path / "begun"
+    record.Record(begun, {"task": "colours"}).close()
+    bare = tmp_path / "bare"
+    record.Record(bare, {"task": "colours"}).end({})
+    for models, told in (
+        ([model_folder], "BertForMaskedLM, which has no head for a task"),
+        ([tmp_path / "nowhere"], "no config.json"),
+        ([begun], "unfinished run"),
+        ([bare], "kept no model; run it again with --save_model true"),
+        ([numbers], "for kind regression, colours is classification"),
+        ([head, again], "two of the models would be"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            score_all(request(task_folder, tmp_path / "out", *models))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,214 @@
+"""Ensembles, and the files of the GLUE server."""
+
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from asa import record
+from asa.errors import RequestError
+from asa.record import Record
+from finetune import __main__ as commands
+from finetune.ensemble import ensemble
+from finetune.evaluation_config import EnsembleConfig, SubmitConfig
+from finetune.predictions import FOLDER, Predictions, Stored, load_predictions, save_predictions
+from finetune.submit import SHEETS, submit
+from finetune.tasks.task import Kind, Label
+
+LABELS = {
+    "cola": ["unacceptable", "acceptable"],
+    "sst2": ["negative", "positive"],
+    "mrpc": ["not_equivalent", "equivalent"],
+    "stsb": [],
+    "qqp": ["not_duplicate", "duplicate"],
+    "mnli": ["entailment", "neutral", "contradiction"],
+    "qnli": ["entailment", "not_entailment"],
+    "rte": ["entailment", "not_entailment"],
+    "wnli": ["not_entailment", "entailment"],
+    "ax": ["entailment", "neutral", "contradiction"],
+}
+
+
+def run_of(folder: Path, task: str, splits: dict[str, Stored], **end: float) -> Path:
+    """A finished run's folder."""
+    lines = Record(folder, {"stage": "finetune", "task": task, "model": "tiny", "method": "vanilla", "seed": 0})
+    for name, these in splits.items():
+        save_predictions(folder / FOLDER / f"{name}.npz", these)
+    lines.end(end)
+    return folder
+
+
+def rows(kind: Kind, logits: Any, labels: list[str], gold: list[Label] | None = None) -> Stored:
+    metric = "pearson" if kind == "regression" else "accuracy"
+    return Stored(Predictions(kind, list(logits), None), [str(n) for n in range(len(logits))], gold, labels, (metric,))
+
+
+def glue_run(folder: Path, task: str, seed: int = 0, short: int = 0) -> Path:
+    """A run that predicts the whole official file, or `short` rows too few, at random."""
+    random, labels = np.random.default_rng(seed), LABELS[task]
+    splits = {}
+    for sheet in SHEETS:
+        if sheet.task == task:
+            logits = random.normal(2.5, 3, (sheet.rows - short, len(labels) or 1)).astype(np.float32)
+            splits[sheet.split] = rows("classification" if labels else "regression", logits, labels)
+    return run_of(folder, task, splits)
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("glue")
+    return {task: glue_run(folder / task, task) for task in LABELS}
+
+
+def test_the_submission_is_as_the_server_wants_it(glue: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "glue.zip"
+    submit(SubmitConfig(runs=tuple(glue.values()), out=out))
+    with zipfile.ZipFile(out) as archive:
+        lines = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
+    counts = {name: len(content) - 1 for name, content in lines.items()}
+    assert counts == {
+        "CoLA.tsv": 1063,
+        "SST-2.tsv": 1821,
+        "MRPC.tsv": 1725,
+        "STS-B.tsv": 1379,
+        "QQP.tsv": 390965,
+        "MNLI-m.tsv": 9796,
+        "MNLI-mm.tsv": 9847,
+        "QNLI.tsv": 5463,
+        "RTE.tsv": 3000,
+        "WNLI.tsv": 146,
+        "AX.tsv": 1104,
+    }
+    for content in lines.values():
+        assert content[0] == "index\tprediction"
+        assert [line.split("\t")[0] for line in content[1:]] == [str(n) for n in range(len(content) - 1)]
+    found = {name: {line.split("\t")[1] for line in content[1:]} for name, content in lines.items()}
+    assert found["MNLI-mm.tsv"] == found["AX.tsv"] == {"entailment", "neutral", "contradiction"}
+    assert found["RTE.tsv"] == found["QNLI.tsv"] == {"entailment", "not_entailment"}
+    assert found["CoLA.tsv"] == found["WNLI.tsv"] == found["QQP.tsv"] == {"0", "1"}
+    numbers = sorted(float(answer) for answer in found["STS-B.tsv"])
+    assert (numbers[0], numbers[-1]) == (0, 5)
+    stored = load_predictions(glue["rte"] / FOLDER / "submit.npz")
+    wanted = [stored.labels[int(label)] for label in stored.predictions.labels]  # type: ignore[arg-type]
+    assert [line.split("\t")[1] for line in lines["RTE.tsv"][1:]] == wanted
+
+
+def test_missing_tasks_are_told_and_nothing_is_written(
+    glue: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "glue.zip"
+    asked = ["finetune", "submit", str(glue["rte"]), str(glue["mnli"]), "--out", str(out)]
+    codes = []
+    for more in ([], ["--partial", "true"]):
+        monkeypatch.setattr(sys, "argv", [*asked, *more])
+        with pytest.raises(SystemExit) as stop:
+            commands.main()
+        codes.append((stop.value.code, out.exists()))
+    assert codes == [(1, False), (0, True)]
+    told = capsys.readouterr()
+    assert "the server wants CoLA.tsv, SST-2.tsv" in told.err
+    assert zipfile.ZipFile(out).namelist() == ["MNLI-m.tsv", "MNLI-mm.tsv", "RTE.tsv"]
+
+
+def test_the_same_predictions_give_the_same_bytes(glue: dict[str, Path], tmp_path: Path) -> None:
+    outs = [tmp_path / name / "glue.zip" for name in ("one", "two")]
+    for out in outs:
+        submit(SubmitConfig(runs=(glue["wnli"],), out=out, partial=True))
+    assert outs[0].read_bytes() == outs[1].read_bytes()
+
+
+def test_what_the_server_would_refuse_is_refused(glue: dict[str, Path], tmp_path: Path) -> None:
+    short = glue_run(tmp_path / "short", "rte", short=1)
+    twin = glue_run(tmp_path / "twin", "rte", seed=1)
+    classes = run_of(tmp_path / "classes", "rte", {"submit": rows("classification", np.ones((3000, 2)), ["a", "b"])})
+    alien = run_of(tmp_path / "alien", "wnut17", {})
+    blind = run_of(tmp_path / "blind", "cola", {})
+    for runs, told in (
+        ([short], "predicts 2999 rows, RTE.tsv has 3000"),
+        ([glue["rte"], twin], "are both of rte; give one of them, or their ensemble"),
+        ([classes], "has classes a, b, RTE.tsv entailment, not_entailment"),
+        ([alien], "is of task wnut17, GLUE has cola"),
+        ([blind], "no file .*submit.npz"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            submit(SubmitConfig(runs=tuple(runs), out=tmp_path / "x.zip", partial=True))
+    with pytest.raises(RequestError, match="allowed ending"):
+        submit(SubmitConfig(runs=(short,), out=tmp_path / "x.tar"))
+    assert not (tmp_path / "x.zip").exists()
+
+
+def test_an_ensemble_averages_probabilities_and_can_be_submitted(tmp_path: Path) -> None:
+    runs = [glue_run(tmp_path / str(seed), "rte", seed) for seed in range(3)]
+    out = tmp_path / "three"
+    ensemble(EnsembleConfig(runs=tuple(runs), out=out))
+    members = [np.stack(load_predictions(run / FOLDER / "submit.npz").predictions.logits) for run in runs]
+    found = np.stack(load_predictions(out / FOLDER / "submit.npz").predictions.logits)
+    np.testing.assert_allclose(np.exp(found), np.mean([softmax(one, axis=-1) for one in members], axis=0), rtol=1e-6)
+    submit(SubmitConfig(runs=(out,), out=tmp_path / "x.zip", partial=True))
+    ensemble(EnsembleConfig(runs=tuple(runs[:2]), out=out))  # an ensemble may be replaced
+
+
+def stored(kind: Kind, logits: list, gold: list[Label]) -> Stored:
+    labels = {"classification": ["no", "yes"], "token": ["O", "B-x", "I-x"]}.get(kind, [])
+    return rows(kind, [np.array(row, dtype=np.float32) for row in logits], labels, gold)
+
+
+def averaged(tmp_path: Path, *members: Stored) -> tuple[Stored, dict[str, Any]]:
+    runs = [run_of(tmp_path / str(n), "any", {"test": one}, test_accuracy=0) for n, one in enumerate(members)]
+    out = tmp_path / "mean"
+    ensemble(EnsembleConfig(runs=tuple(runs), out=out))
+    start, end = record.read(out / record.NAME)
+    return load_predictions(out / FOLDER / "test.npz"), {**start, **end}
+
+
+def test_numbers_are_averaged_and_scored(tmp_path: Path) -> None:
+    gold: list[Label] = [0.0, 1.0, 2.0]
+    found, facts = averaged(
+        tmp_path, stored("regression", [[0], [4], [1]], gold), stored("regression", [[0], [0], [3]], gold)
+    )
+    assert [float(row[0]) for row in found.predictions.logits] == [0, 2, 2]
+    assert facts["stage"] == "ensemble"
+    assert facts["test_pearson"] == pytest.approx(np.corrcoef([0, 2, 2], [0, 1, 2])[0, 1])
+
+
+def test_answers_that_a_row_has_not_stay_impossible(tmp_path: Path) -> None:
+    gold: list[Label] = [0, 2]
+    one = stored("choice", [[2, 1, -np.inf], [0, 0, 1]], gold)
+    found, facts = averaged(tmp_path, one, stored("choice", [[0, 3, -np.inf], [5, 0, 9]], gold))
+    assert found.predictions.labels == [1, 2]
+    assert found.predictions.logits[0][2] == -np.inf
+    assert facts["test_accuracy"] == 0.5
+
+
+def test_a_word_that_one_member_has_cut_off_counts_as_cut_off(tmp_path: Path) -> None:
+    gold: list[Label] = [[1, 2, 0]]
+    whole, cut = [[0, 2, 0], [0, 0, 2], [2, 0, 0]], [[0, 2, 0], [0, 0, 2]]
+    found, facts = averaged(tmp_path, stored("token", [whole], gold), stored("token", [cut], gold))
+    assert found.predictions.labels == [[1, 2]]
+    assert facts["test_accuracy"] == 1
+
+
+def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    one = run_of(tmp_path / "1", "a", {"test": stored("classification", [[0, 1]], [1])})
+    other = run_of(tmp_path / "2", "a", {"test": stored("classification", [[0, 1]], [0])})
+    task = run_of(tmp_path / "3", "b", {"test": stored("classification", [[0, 1]], [1])})
+    further = {name: stored("classification", [[0, 1]], [1]) for name in ("test", "mm")}
+    more = run_of(tmp_path / "4", "a", further)
+    for runs, told in (
+        ((one, other), "have not the same rows in test.npz"),
+        ((one, task), "several tasks: a, b"),
+        ((one, more), "not for the same splits"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            ensemble(EnsembleConfig(runs=runs, out=tmp_path / "out"))
+    with pytest.raises(RequestError, match="holds no ensemble, so it is not replaced"):
+        ensemble(
+            EnsembleConfig(
+                runs=(one, run_of(tmp_path / "5", "a", {"test": stored("classification", [[0, 1]], [1])})), out=task
+            )
+        )
+    assert not (tmp_path / "out").exists()

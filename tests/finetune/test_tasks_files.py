@@ -1,0 +1,176 @@
+"""Files -> rows: what is written is read, whatever the text holds, and every mistake is a line with its place."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from asa.errors import RequestError, WorkError
+from finetune.tasks.files import rows
+
+# All of Unicode that UTF-8 can hold, separators inside texts with them; NUL ends a csv field's line in Python 3.11.
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+CELLS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=8)
+LAWS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+Table = list[tuple[str, str]]
+
+
+def read(path: Path, **keys: Any) -> list[dict[str, Any]]:
+    return [row.values for row in rows(path, keys.pop("form", "auto"), "--task.train", **keys)]
+
+
+def as_csv(table: Table) -> str:
+    file = io.StringIO()
+    csv.writer(file).writerows([("a", "b"), *table])
+    return file.getvalue()
+
+
+def as_jsonl(table: Table) -> str:
+    return "".join(json.dumps({"a": a, "b": b}, ensure_ascii=False) + "\n" for a, b in table)
+
+
+@LAWS
+@given(CELLS)
+def test_csv_jsonl_and_parquet_give_back_what_was_written(tmp_path: Path, table: Table) -> None:
+    wanted = [{"a": a, "b": b} for a, b in table]
+    for name, text in {"t.csv": as_csv(table), "t.jsonl": as_jsonl(table), "t.json": json.dumps(wanted)}.items():
+        (tmp_path / name).write_text(text, newline="")
+        assert read(tmp_path / name) == wanted, name
+    parquet.write_table(pa.Table.from_pylist(wanted), tmp_path / "t.parquet")
+    assert read(tmp_path / "t.parquet") == wanted
+
+
+@LAWS
+@given(CELLS)
+def test_tsv_gives_back_any_text_without_tabs_and_line_breaks(tmp_path: Path, table: Table) -> None:
+    clean = [tuple(re.sub(r"[\t\r\n]", " ", cell) for cell in pair) for pair in table]
+    (tmp_path / "t.tsv").write_text("".join("\t".join(pair) + "\n" for pair in [("a", "b"), *clean]), newline="")
+    assert [tuple(row.values()) for row in read(tmp_path / "t.tsv")] == clean
+
+
+def test_quotes_are_plain_in_tsv_and_lines_may_end_in_dos_manner(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text('a\tb\r\n"open\tshut"\r\nx\ty\r\n', newline="")
+    assert read(tmp_path / "t.tsv") == [{"a": '"open', "b": 'shut"'}, {"a": "x", "b": "y"}]
+
+
+def test_a_csv_may_be_separated_by_tabs(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('a\tb\n"one, ""two"""\tthree\n')
+    assert read(tmp_path / "t.csv") == [{"a": 'one, "two"', "b": "three"}]
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
+def test_packed_files_are_read_and_damaged_ones_told(
+    tmp_path: Path, ending: str, pack: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / f"t.csv{ending}"
+    path.write_bytes(pack(b"a,b\n" + b"1,2\n" * 1000))
+    assert read(path) == [{"a": "1", "b": "2"}] * 1000
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(WorkError, match=f"t.csv{ending} is damaged"):
+        read(path)
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(WorkError, match=f"t.csv{ending} is damaged"):
+        read(path)
+
+
+def test_a_line_of_names_is_read_as_such_whether_it_is_there_or_not(tmp_path: Path) -> None:
+    (tmp_path / "with.tsv").write_text("a\tb\n1\t2\n")
+    (tmp_path / "without.tsv").write_text("1\t2\n")
+    for name in ("with", "without"):
+        assert read(tmp_path / f"{name}.tsv", header=("a", "b")) == [{"a": "1", "b": "2"}]
+
+
+def test_a_row_cut_in_two_is_joined_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("id\ttext\tlabel\n1\tfirst half\nsecond half\tyes\n2\twhole\tno\n")
+    with pytest.raises(RequestError, match=r"t.tsv:2: 2 fields, 3 columns \(id, text, label\); mend it or set --task"):
+        read(tmp_path / "t.tsv")
+    found = read(tmp_path / "t.tsv", mend=True)
+    assert [tuple(row.values()) for row in found] == [("1", "first half second half", "yes"), ("2", "whole", "no")]
+
+
+def test_rows_know_their_line(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('a,b\n"two\nlines",1\nx,2\n')
+    assert [row.number for row in rows(tmp_path / "t.csv", "auto", "")] == [2, 4]
+
+
+def test_conll_sentences_end_at_blank_lines_and_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "t.conll").write_text("-DOCSTART- -X- O\n\nEU\tB-org\nrejects\tO\n\t\n\nPeter NNP B-per")
+    assert read(tmp_path / "t.conll") == [
+        {"words": ["EU", "rejects"], "label": ["B-org", "O"]},
+        {"words": ["Peter"], "label": ["B-per"]},
+    ]
+
+
+WRONG = {
+    "t.csv": ("a,b\n1,2\n3\n", r"t.csv:3: 1 fields, 2 columns \(a, b\)"),
+    "open.csv": ('a,b\n"1,2\n3,4\n', r"open.csv:2: unexpected end of data"),
+    "twice.csv": ("a,a\n1,2\n", r"twice.csv:1: column 'a' is there twice"),
+    "t.jsonl": ('{"a": 1}\n\n{"a": \n', r"t.jsonl:3: no JSON"),
+    "list.jsonl": ("[1]\n", r"list.jsonl:1: JSON '\[1\]', wanted: an object"),
+    "t.json": ('[\n{"a": 1},\n{"a" 2}]', r"t.json:3: no JSON"),
+    "rows.json": ("[1]", r"rows.json:1: row 1 is no JSON object"),
+    "t.conll": ("word O\nalone\n", r"t.conll:2: 'alone' has no second column"),
+    "t.txt": ("a", r"t.txt: its ending names no format; set --task.format to one of csv, tsv"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_line_that_is_not_of_the_format_is_named(tmp_path: Path, name: str) -> None:
+    text, told = WRONG[name]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RequestError, match=told):
+        read(tmp_path / name)
+
+
+def test_a_missing_file_another_encoding_and_a_missing_entry_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"no file .*t.csv; set --task.train"):
+        read(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_bytes("a,b\ncafé,1\n".encode("latin-1"))
+    with pytest.raises(RequestError, match=r"t.csv is no UTF-8 text"):
+        read(tmp_path / "t.csv")
+    (tmp_path / "t.json").write_text('{"sst2": [], "rte": []}')
+    with pytest.raises(RequestError, match=r"no entry 'qqp', only 'sst2', 'rte'"):
+        read(tmp_path / "t.json", entry="qqp")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 no parquet")
+    with pytest.raises(WorkError, match=r"t.parquet is damaged or no parquet file"):
+        read(tmp_path / "t.parquet")
+
+
+def test_race_folders_dream_files_and_six_lines_are_rows(tmp_path: Path) -> None:
+    school = tmp_path / "race" / "high"
+    school.mkdir(parents=True)
+    item = {
+        "id": "1",
+        "article": "Text.",
+        "questions": ["q1", "q2"],
+        "options": [["a", "b"]] * 2,
+        "answers": ["B", "A"],
+    }
+    (school / "1.txt").write_text(json.dumps(item))
+    found = read(tmp_path / "race", form="race")
+    assert [(row["question"], row["answer"], row["article"]) for row in found] == [
+        ("q1", "B", "Text."),
+        ("q2", "A", "Text."),
+    ]
+    question = {"question": "who?", "choice": ["x", "y"], "answer": "y"}
+    (tmp_path / "dream.json").write_text(json.dumps([[["M: hi.", "W: ho."], [question, question], "5-1"]]))
+    assert read(tmp_path / "dream.json", form="dream") == [{"dialogue": "M: hi. W: ho.", "id": "5-1", **question}] * 2
+    (tmp_path / "six").write_text("so\n2\na\nb\nc\nd\n")
+    assert read(tmp_path / "six", form="six-lines") == [
+        {"context": "so", "label": "2", "endings": ["a", "b", "c", "d"]}
+    ]
+    (tmp_path / "six").write_text("so\n2\na\n")
+    with pytest.raises(RequestError, match="six:3: the file ends inside a row"):
+        read(tmp_path / "six", form="six-lines")

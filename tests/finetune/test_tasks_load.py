@@ -1,0 +1,384 @@
+"""Descriptions -> tasks: labels, answers, which rows train, choose and are scored, and what is refused."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from asa.config import from_dict
+from asa.errors import RequestError, WorkError
+from cli import given as given_keys
+from finetune.config import FinetuneConfig
+from finetune.tasks import spec as specs
+from finetune.tasks.facts import told
+from finetune.tasks.load import load, trainable
+from finetune.tasks.split import held_out, repeated, thinned
+from finetune.tasks.task import Split, Task
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "classification": [{"a": f"first {n}", "b": "two", "y": ("no", "yes")[n % 2]} for n in range(40)],
+    "regression": [{"a": f"first {n}", "b": "two", "y": n / 4} for n in range(40)],
+    "tokens": [{"a": f"word{n} and more", "y": "B-x O O"} for n in range(40)],
+    "choice": [{"a": f"first {n}", "b": json.dumps(["left", "right"]), "y": "AB"[n % 2]} for n in range(40)],
+}
+TEXT = {"tokens": ["a"]}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".tsv":
+        path.write_text(
+            "".join("\t".join(map(str, line)) + "\n" for line in [list(rows[0]), *[r.values() for r in rows]])
+        )
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def task(request: dict[str, Any] | None = None, **keys: Any) -> Task:
+    """A task of one's own."""
+    config = from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out", "task": keys, **(request or {})})
+    return load(config.task, config)
+
+
+def standard(name: str, data: Path | None, **request: Any) -> Task:
+    values = {"models": {"m": "m"}, "out": "out", "tasks": [name], "data": data, **request}
+    return load(specs.named(name), from_dict(FinetuneConfig, values))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write(tmp_path / "t.csv", ROWS["classification"])
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_own_data_is_the_same_task_in_every_format(tmp_path: Path, kind: str) -> None:
+    found = []
+    for ending in ("csv", "tsv", "jsonl", "parquet"):
+        path = write(tmp_path / f"t.{ending}", ROWS[kind])
+        keys = {"train": [path], "dev": [path], "text": TEXT.get(kind, ["a", "b"]), "label": "y", "kind": kind}
+        loaded = task(**keys)
+        found.append((loaded.kind, loaded.labels, loaded.metrics, loaded.splits))
+    assert all(other == found[0] for other in found[1:])
+    assert {name: len(split) for name, split in found[0][3].items()} == {"train": 36, "dev": 4, "test": 40}
+
+
+def test_lists_inside_a_task_are_given_by_commas_as_those_outside() -> None:
+    argv = ["--task.train", "a,1.csv", "--task.text", "#1 String,#2 String", "--task.labels=no,yes", "--out", "o"]
+    argv += ["--models.m", "m"]
+    found = given_keys(FinetuneConfig, argv, "run")["task"]
+    assert found == {"train": (Path("a,1.csv"),), "text": ("#1 String", "#2 String"), "labels": ("no", "yes")}
+
+
+@pytest.mark.parametrize(
+    ("values", "keys", "labels"),
+    [
+        (["no", "yes", "no"], {}, [0, 1, 0]),
+        (["no", "yes", "no"], {"labels": ["yes", "no"]}, [1, 0, 1]),
+        (["0.0", "1.0", "0"], {"labels": ["no", "yes"]}, [0, 1, 0]),
+        (["10", "9", "10"], {}, [1, 0, 1]),
+        (["n", "yes", "n"], {"labels": ["no", "yes"], "spellings": {"n": "no"}}, [0, 1, 0]),
+        (["1", "0.5", "-2"], {"kind": "regression"}, [1.0, 0.5, -2.0]),
+    ],
+)
+def test_labels_are_names_or_numbers(
+    tmp_path: Path, values: list[str], keys: dict[str, Any], labels: list[Any]
+) -> None:
+    path = write(tmp_path / "t.csv", [{"text": f"{n}", "label": value} for n, value in enumerate(values)])
+    assert task(test=[path], **keys).splits["test"].labels == labels
+
+
+@pytest.mark.parametrize(
+    ("label", "answers", "right"),
+    [
+        ("B", {"b": ["x", "y", "z"]}, 1),
+        (2, {"b": ["x", "y", "z"]}, 2),
+        ("z", {"b": ["x", "y", "z"]}, 2),
+        ("1", {"b": [{"text": "x", "label": "1"}, {"text": "y", "label": "2"}]}, 0),
+        ("2", {"b": {"text": ["x", "y"], "label": ["1", "2"]}}, 1),
+        ("c", {"b": "x", "c": "y", "d": "z"}, 2),
+    ],
+)
+def test_the_right_answer_is_a_number_a_letter_a_text_or_its_own_name(
+    tmp_path: Path, label: Any, answers: dict[str, Any], right: int
+) -> None:
+    path = write(tmp_path / "t.jsonl", [{"a": "why?", **answers, "y": label}])
+    found = task(test=[path], kind="choice", text=["a"], choices=list(answers), label="y")
+    assert found.splits["test"].labels == [right]
+    assert found.splits["test"].texts[0][:2] == (("why?", "x"), ("why?", "y"))
+
+
+def test_a_form_says_what_the_encoder_reads(tmp_path: Path) -> None:
+    row = {"q": {"stem": "why?"}, "topic": "rain", "b": ["x", "y"], "y": 0}
+    path = write(tmp_path / "t.jsonl", [row])
+    keys = {"test": [path], "kind": "choice", "text": ["q.stem"], "choices": ["b"], "label": "y"}
+    assert task(**keys, form=["Q: {q.stem} ({topic})", "A: {answer}"]).splits["test"].texts == [
+        (("Q: why? (rain)", "A: x"), ("Q: why? (rain)", "A: y"))
+    ]
+
+
+def test_python_bytes_repeated_dialogues_and_missing_labels(tmp_path: Path) -> None:
+    rows = [{"id": 1, "text": "b'caf\\xc3\\xa9'", "label": "0"}, {"id": 1, "text": "x", "label": "1"}]
+    path = write(
+        tmp_path / "t.jsonl", [*rows, {"id": 2, "text": "y", "label": ""}, {"id": 3, "text": "z", "label": "1"}]
+    )
+    found = task(test=[path], literals=True, first_of="id", broken="mend")
+    assert found.splits["test"].texts == [("café",), ("z",)]
+    assert found.facts["dropped"] == {"test": 1}
+    assert told(found) == "own: test 2; left out, without a label: 1 of test"
+    with pytest.raises(RequestError, match=r"t.jsonl:3: no label in column 'label'; .* --task.broken mend"):
+        task(test=[path])
+
+
+def test_subsets_and_further_files_are_scored_apart(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", [{"text": str(n), "label": n % 2, "part": "xyy"[n % 3]} for n in range(9)])
+    bare = write(tmp_path / "bare.csv", [{"text": "a"}])
+    found = task(test=[path], extra={"again": [path], "bare": [bare]}, submit=[bare], subsets="part")
+    assert {name: len(split) for name, split in found.splits.items()} == {
+        "test": 9,
+        "submit": 1,
+        "again": 9,
+        "bare": 1,
+        "x": 3,
+        "y": 6,
+    }
+    assert set(found.scored) == {"test", "again", "x", "y"}
+    with pytest.raises(RequestError, match="task 'own' has no training rows"):
+        trainable(found)
+
+
+@pytest.mark.parametrize(
+    ("files", "request_", "sizes"),
+    [
+        (("train", "dev", "test"), {}, {"train": 40, "dev": 40, "test": 40}),
+        (("train", "dev"), {}, {"train": 36, "dev": 4, "test": 40}),
+        (("train", "test"), {"holdout": 0.25}, {"train": 30, "dev": 10, "test": 40}),
+        (("train",), {}, {"train": 32, "dev": 4, "test": 4}),
+        (("train", "dev"), {"paper_compat": True}, {"train": 40, "dev": 40, "test": 40}),
+        (("train", "dev"), {"train_rows": 7}, {"train": 7, "dev": 4, "test": 40}),
+        (("test",), {}, {"test": 40}),
+    ],
+)
+def test_who_trains_who_chooses_who_is_scored(
+    table: Path, files: tuple[str, ...], request_: dict[str, Any], sizes: dict[str, int]
+) -> None:
+    found = task(request_, **{name: [table] for name in files}, text=["a"], label="y")
+    assert {name: len(split) for name, split in found.splits.items()} == sizes
+    assert found.facts["rows"] == sizes
+
+
+UNIQUE = st.lists(st.text(max_size=5), min_size=3, max_size=60, unique=True)
+
+
+@settings(deadline=None)
+@given(UNIQUE, st.floats(0.01, 0.6), st.randoms(use_true_random=False))
+def test_held_out_rows_follow_from_their_content_and_no_row_is_lost(
+    texts: list[str], share: float, random: Any
+) -> None:
+    split = Split([str(n) for n in range(len(texts))], [(text,) for text in texts], [*map(len, texts)])
+    rest, held = held_out(split, share)
+    assert sorted(rest.texts + held.texts) == sorted(split.texts)
+    assert all(
+        len(text[0]) == label
+        for part in (rest, held)
+        for text, label in zip(part.texts, part.labels or [], strict=True)
+    )
+    order = random.sample(range(len(texts)), len(texts))
+    moved = Split(*[[column[at] for at in order] for column in split])  # type: ignore[index]
+    assert set(held_out(moved, share)[1].texts) == set(held.texts)
+    assert set(thinned(split, 2).texts) == set(thinned(moved, 2).texts)
+    assert repeated(held, rest) == 0
+
+
+def test_at_most_a_thousand_rows_are_held_out_and_too_few_are_refused() -> None:
+    split = Split([""] * 30_000, [(str(n),) for n in range(30_000)], None)
+    assert len(held_out(split, 0.1)[1]) == 1000
+    with pytest.raises(RequestError, match="1 training rows, too few"):
+        held_out(thinned(split, 1), 0.1)
+
+
+def test_rows_that_stand_in_two_files_are_counted(table: Path) -> None:
+    found = task(train=[table], test=[table], dev=[table], text=["a", "b"], label="y")
+    assert found.facts["repeated"] == {"dev": 40, "test": 40}
+    assert "also among the training rows: 40 of dev, 40 of test" in told(found)
+
+
+def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
+    keys: dict[str, Any] = {"train": [table], "dev": [table], "text": ["a", "b"], "label": "y"}
+    first = task(**keys).sha256
+    assert task(**keys).sha256 == first
+    others = [task(**{**keys, "text": ["b", "a"]}), task(**keys, metrics=["f1"]), task({"holdout": 0.2}, **keys)]
+    table.write_text(table.read_text().replace("first 7", "first seven"))
+    assert len({first, *(other.sha256 for other in others), task(**keys).sha256}) == 5
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "message"),
+    [
+        ([{"a": "x", "label": 0}], {}, r"t.jsonl:1: no column 'text', only 'a', 'label'; mend it or set --task.text"),
+        ([{"text": "x", "y": 0}], {}, r"t.jsonl:1: no column 'label', only 'text', 'y'; .* --task.label"),
+        ([{"text": 5, "label": 0}], {}, r"t.jsonl:1: column 'text' holds 5, which is no text; .* --task.text"),
+        (
+            [{"text": "x", "label": "c"}],
+            {"labels": ["a", "b"]},
+            r"t.jsonl:1: label 'c', allowed: a, b; .* --task.labels",
+        ),
+        ([{"text": "x", "label": 2}], {"labels": ["a", "b"]}, r"label 2, allowed: a, b"),
+        ([{"text": "x", "label": "a"}] * 2, {}, r"column 'label' has one class only, 'a'; .* --task.label"),
+        ([{"text": "x", "label": "high"}], {"kind": "regression"}, r"t.jsonl:1: label 'high' is no number"),
+        ([{"text": "x", "label": "nan"}], {"kind": "regression"}, r"label 'nan' is no number"),
+        ([{"text": "x y", "label": "O"}], {"kind": "token"}, r"t.jsonl:1: 2 words, 1 labels; .* --task.label"),
+        ([{"text": 5, "label": "O"}], {"kind": "token"}, r"wanted: a list, or words between spaces"),
+        ([{"text": "x", "label": 0}], {"kind": "choice"}, r"kind choice has no column of answers; set --task.choices"),
+        (
+            [{"text": "x", "b": ["y"], "label": 0}],
+            {"kind": "choice", "choices": ["b"]},
+            r"a list of two answers or more",
+        ),
+        (
+            [{"text": "x", "b": ["y", "z"], "label": 2}],
+            {"kind": "choice", "choices": ["b"]},
+            r"label 2, allowed: 0 to 1, A to B or the text of an answer",
+        ),
+        ([{"text": "x", "label": 0}], {"text": ["a", "b", "c"]}, r"3 columns, allowed: one, or two of a pair"),
+        ([{"text": "x", "label": 0}], {"text": ["a", "b"], "kind": "token"}, r"2 columns, kind token wants that of"),
+        ([{"text": "b'x", "label": 0}], {"literals": True}, r"is no Python bytes literal; .* --task.literals false"),
+        (
+            [{"text": "x", "label": n} for n in (0, 1)],
+            {"metrics": ["bleu"]},
+            r"'bleu', allowed for kind classification",
+        ),
+        ([{"text": "x", "label": n} for n in (0, 1)], {"subsets": "part"}, r"has no column 'part'; set --task.subsets"),
+        ([], {}, r"t.jsonl has no rows; fill it or set --task.test"),
+        ([{"text": "x", "label": n} for n in (0, 1)], {"extra": {"dev": ["x"]}}, r"task.extra names 'dev'"),
+        (
+            [{"text": "x", "label": n} for n in (0, 1)],
+            {"subsets": "text", "extra": {"x": ["t.jsonl"]}},
+            "no file t.jsonl",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(tmp_path: Path, rows: list[Any], keys: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "t.jsonl", rows)
+    with pytest.raises(RequestError, match=message) as caught:
+        task(test=[path], **keys)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_column_of_numbers_named_as_classes_is_told_briefly(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", [{"text": "x", "label": n / 7} for n in range(100)])
+    other = write(tmp_path / "o.jsonl", [{"text": "x", "label": 0.123}])
+    with pytest.raises(RequestError, match=r"o.jsonl:1: label 0.123, allowed: .* and 80 more"):
+        task(train=[path], test=[other])
+
+
+def test_no_files_and_no_place_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"task 'own' has no files; give --task\.train FILE"):
+        task()
+    with pytest.raises(
+        RequestError, match=r"task 'sst2' has no files: there is no .*SST-2/train.tsv, no .*; set --data"
+    ):
+        standard("sst2", tmp_path)
+    with pytest.raises(RequestError, match=r"no task 'sst3'; did you mean 'sst2'\? set --tasks to some of "):
+        specs.named("sst3")
+    with pytest.raises(RequestError, match="task 'paws-qqp' is not on the hub; set --data"):
+        standard("paws-qqp", None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"labels": ["a"]}, "task.labels is a, allowed: two classes or more, each once; set --task.labels"),
+        ({"labels": ["a", "b", "a"]}, "task.labels is a, b, a, allowed"),
+        ({"labels": ["a", "b"], "spellings": {"A": "c"}}, "task.spellings names class 'c', allowed"),
+        ({}, "no file of task 'own' has labels; give --task.train, or the classes by --task.labels"),
+    ],
+)
+def test_classes_that_are_none_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)):
+        task(submit=[write(tmp_path / "t.csv", [{"text": "x"}])], **keys)
+
+
+def test_a_message_about_a_standard_task_names_data(tmp_path: Path) -> None:
+    (tmp_path / "RTE").mkdir()
+    for split in ("train", "dev", "test"):
+        (tmp_path / "RTE" / f"{split}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n")
+    with pytest.raises(RequestError, match=r"RTE/train.tsv:2: label 'maybe', allowed: entailment, not_.* set --data"):
+        standard("rte", tmp_path)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """A data folder with PAWS-QQP and QQP as they are published, the latter with a row cut in two."""
+    (tmp_path / "paws_qqp").mkdir()
+    lines = "".join(f"{n}\tb'left {n}'\tb'right'\t{n % 2}\n" for n in range(20))
+    for name in ("train", "dev_and_test"):
+        (tmp_path / "paws_qqp" / f"{name}.tsv").write_text(f"id\tsentence1\tsentence2\tlabel\n{lines}")
+    (tmp_path / "QQP").mkdir()
+    head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    for name in ("train", "dev", "test"):
+        (tmp_path / "QQP" / f"{name}.tsv").write_text(f"{head}1\t1\t2\tone\ttwo\t1\n2\t3\t4\tcut\nhere\ttwo\t0\n")
+    return tmp_path
+
+
+def test_paper_compat_adds_rows_chooses_on_the_scored_ones_and_changes_the_main_score(pairs: Path) -> None:
+    plain, compat = (standard("paws-qqp", pairs, paper_compat=flag) for flag in (False, True))
+    assert (len(plain.splits["train"]), len(plain.splits["dev"])) == (18, 2)
+    assert compat.splits["train"].texts[-2:] == [("one", "two"), ("cut here", "two")]
+    assert len(compat.splits["train"]) == 22
+    assert compat.splits["dev"] == compat.splits["test"] == plain.splits["test"]
+    assert standard("qqp", pairs, paper_compat=True).metrics == ("f1", "accuracy")
+
+
+def test_only_tasks_of_a_kind_are_trained_on_together(pairs: Path, table: Path) -> None:
+    keys: dict[str, Any] = {"train": [table], "dev": [table], "label": "y", "also": ["qqp"]}
+    request = {"data": pairs}
+    with pytest.raises(
+        RequestError, match="'qqp' is of kind classification with 2 segments, 'own' of classification with 1"
+    ):
+        task(request, **keys, text=["a"])
+    with pytest.raises(
+        RequestError, match="task 'qqp' has the classes not_duplicate, duplicate, 'own' no, yes; mend --task"
+    ):
+        task(request, **keys, text=["a", "b"])
+    same = {"labels": ["not_duplicate", "duplicate"], "spellings": {"no": "not_duplicate", "yes": "duplicate"}}
+    assert len(task(request, **keys, text=["a", "b"], **same).splits["train"]) == 38
+
+
+def test_the_hub_form_of_a_task_is_read_from_a_local_repository(tmp_path: Path) -> None:
+    for split in ("train", "validation", "test"):
+        answers = {"text": ["x", "y"], "label": ["A", "B"]}
+        rows = [
+            {"id": str(n), "question": f"{split} {n}", "choices": answers, "answerKey": "AB"[n % 2]} for n in range(20)
+        ]
+        write(tmp_path / f"{split}.parquet", rows)
+    config = from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out", "tasks": ["csqa"]})
+    spec = specs.named("csqa")
+    assert spec.hub is not None
+    local = from_dict(specs.HubSource, {"path": str(tmp_path), "splits": spec.hub.splits, "keys": spec.hub.keys})
+    found = load(replace(spec, hub=local), config)
+    assert {name: len(split) for name, split in found.splits.items()} == {
+        "train": 18,
+        "dev": 2,
+        "test": 20,
+        "submit": 20,
+    }
+    assert found.splits["test"].texts[0] == (("Q: validation 0", "A: x"), ("Q: validation 0", "A: y"))
+    assert found.splits["test"].labels == [0, 1] * 10
+    missing = from_dict(specs.HubSource, {"path": str(tmp_path), "splits": {"train": "none"}})
+    with pytest.raises(WorkError, match=re.escape(f"no split 'none' of {tmp_path} from the hub")):
+        load(replace(spec, hub=missing), config)
