@@ -1,6 +1,7 @@
 """The command `ensemble`: the averaged predictions of several runs of one task (FreeLB's entries are of 7)."""
 
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -91,6 +92,7 @@ def _facts(runs: Sequence[Path], starts: dict[Path, dict[str, Any]]) -> dict[str
         "method": "+".join(methods),
         "members": members,
         "inputs": {"runs": [str(run) for run in runs], "sha256": [manifest.file_sha256(r / record.NAME) for r in runs]},
+        "command": sys.argv,
         "environment": record.environment(),
     }
 

@@ -3,6 +3,7 @@
 A picture as ASA's Figures 1 and 6, for any text and any folder that holds a model with its adversary.
 """
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from asa.methods.asa import Map, attack
 from asa.signal import Perturb, Site
 from finetune.config import MapsConfig
 from finetune.report.attention import ENDING, Layer, Maps, paint, save, size, told
+from finetune.report.svg import drawn_alike
 
 # H heads, L length (queries, then keys)
 
@@ -33,9 +35,12 @@ def maps(config: MapsConfig) -> None:
         raise RequestError(f"out = {config.out}: allowed endings .png, .svg, .pdf; set --out")
     found = read(config)
     config.out.parent.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=size(found), layout="constrained")
-    paint(figure, found)
-    figure.savefig(config.out, dpi=130)
+    with drawn_alike({}):
+        figure = Figure(figsize=size(found), layout="constrained")
+        paint(figure, found)
+        partial = config.out.with_name(f"{config.out.name}.partial")
+        figure.savefig(partial, dpi=130, format=config.out.suffix[1:])
+    os.replace(partial, config.out)
     numbers = config.out.with_suffix(ENDING)
     save(found, numbers)
     for line in told(found):

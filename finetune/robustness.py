@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import time
 from contextlib import closing
 from typing import Any
@@ -117,7 +118,7 @@ def _compare(
     began = time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)
     rows, radius_E = rows[radius_E > 0], radius_E[radius_E > 0]
-    with closing(Record(folder, facts)) as log:
+    with closing(Record(folder, {**facts, "command": sys.argv})) as log:
         worst = attacked(subject, rows, radius_E, config, "attack")
         if not torch.isfinite(worst.reached_SE).all():
             raise WorkError(f"{subject.name}: a loss under attack is not finite; lower --radius")

@@ -1,6 +1,7 @@
 """The command `score`: saved models on other tasks than their own (transfer)."""
 
 import shutil
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -96,7 +97,7 @@ def score_one(one: Pair, module: TaskModel, config: ScoreConfig, facts: dict[str
     shutil.rmtree(one.folder, ignore_errors=True)
     end: dict[str, Any] = {}
     known: dict[Any, np.ndarray] = {}
-    with closing(Record(one.folder, facts)) as log:
+    with closing(Record(one.folder, {**facts, "command": sys.argv})) as log:
         for split, rows in one.task.splits.items():
             if split in ("train", "dev"):
                 continue

@@ -56,8 +56,8 @@ def _check_pretraining(request: PretrainConfig, nodes: Nodes) -> None:
 def finetune_(argv: list[str]) -> None:
     """Fine-tune tasks x models x methods x seeds, --nproc runs at a time on a device each, or a run on --ranks."""
     prog = "python -m launch finetune [--nproc N | --ranks N]"
-    options, _, rest = read(FinetuneOptions, FinetuneConfig, argv, prog)
-    commands, settings = finetune_commands(options, rest)
+    options, request, rest = read(FinetuneOptions, FinetuneConfig, argv, prog)
+    commands, settings = finetune_commands(options, rest, reads_the_hub(request))
     # Refuse here, in one line, what every process would refuse.
     Sweep(cli.given(FinetuneConfig, rest, prog))
     for command in commands:
@@ -66,19 +66,25 @@ def finetune_(argv: list[str]) -> None:
         sys.exit(answer(run_together(commands, os.environ | settings, "finetune"), finished=True))
 
 
-def finetune_commands(options: FinetuneOptions, rest: list[str]) -> tuple[list[list[str]], dict[str, str]]:
-    """The command lines, and what their environment gets."""
+def reads_the_hub(request: FinetuneConfig) -> bool:
+    return bool(request.tasks) and request.data is None
+
+
+def finetune_commands(
+    options: FinetuneOptions, rest: list[str], hub: bool = False
+) -> tuple[list[list[str]], dict[str, str]]:
+    """The command lines, and what their environment gets. Args: hub, whether they read tasks from there."""
     module = ["finetune", "run", *rest]
     if options.ranks == 1:
         nproc = local_nproc(options) or devices()
-        settings = environment(nproc)
+        settings = environment(nproc, hub)
         return [[sys.executable, "-m", *module, "--worker", str(number)] for number in range(nproc)], settings
     if options.nproc is not None:
         raise RequestError("--ranks is for one run at a time, --nproc for several; leave one of them out")
     if options.ranks > most_processes():
         raise RequestError(f"ranks = {options.ranks}: allowed: 1 to {most_processes()} on this machine; set --ranks")
     nodes = Nodes({"localhost": options.ranks}, node=0)
-    return [deepspeed_command(ClusterOptions(), nodes, module)], environment(options.ranks)
+    return [deepspeed_command(ClusterOptions(), nodes, module)], environment(options.ranks, hub)
 
 
 def show(command: list[str], settings: dict[str, str]) -> None:

@@ -46,9 +46,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def environment(nproc: int) -> dict[str, str]:
-    """What a command gets on top of the caller's environment. Args: nproc, processes on one machine."""
-    settings = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+def environment(nproc: int, hub: bool = False) -> dict[str, str]:
+    """What a command gets on top of the caller's environment.
+
+    Args: nproc, processes on one machine; hub tells that the command reads from the Hugging Face hub.
+    """
+    settings = {**({} if hub else {"HF_HUB_OFFLINE": "1"}), "TOKENIZERS_PARALLELISM": "false"}
     # DeepSpeed calls collectives that torch is about to rename, and torch says so on every rank.
     settings["PYTHONWARNINGS"] = "ignore::FutureWarning:torch.distributed.c10d_logger"
     if not torch.cuda.is_available():

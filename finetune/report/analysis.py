@@ -10,9 +10,9 @@ from matplotlib.lines import Line2D
 from finetune.report.collect import Run
 from finetune.report.labels import grouped
 from finetune.report.plots import WIDTH, Plot, colour, height, legend, line, panels
-from finetune.report.rows import Row
+from finetune.report.rows import Row, masked_shares, spread
 from finetune.report.svg import DASHES, PALETTE, draw
-from finetune.report.tables import Table, mean_sd, number
+from finetune.report.tables import Table, mean_sd, number, percent
 
 KEY = "masked_share"
 TAU = "asa.tau"
@@ -38,7 +38,7 @@ def masked_share(runs: list[Run], panel_of: dict[str, str], name: str) -> Plot |
         axes = dict(zip(titles, panels(figure, len(titles)), strict=True))
         for run in attacked:
             steps, shares = run.series(KEY)
-            for layer, values in enumerate(100 * np.asarray(shares).T):
+            for layer, values in enumerate(100 * np.asarray(shares, dtype=float).T):
                 style = {"color": layer_colour(layer, layers), "alpha": 0.85}
                 axes[panel_of[run.name]].plot(steps, values, DASHES[layer % 4], **style)
         for title, ax in axes.items():
@@ -59,15 +59,15 @@ def masked_share(runs: list[Run], panel_of: dict[str, str], name: str) -> Plot |
 
 def masking(rows: list[Row]) -> list[Masked]:
     """The rows whose runs mask, in their order."""
-    shares = [(row, row.run.series(KEY)[1]) for row in rows]
-    return [Masked(row, np.asarray(found[-1]), row.run.own.get(TAU)) for row, found in shares if found]
+    shares = [(row, masked_shares(row.run)) for row in rows]
+    return [Masked(row, np.asarray(found), row.run.own.get(TAU)) for row, found in shares if found]
 
 
 def shares_by_layer(masked: list[Masked]) -> Table:
     """One row per task, settings, model and method: masked share of every layer and their mean, means over seeds."""
     layers = max(len(one.shares) for one in masked)
     cells = []
-    for (task, _, model, method), same in grouped(masked, _group).items():
+    for (task, _, model, method, _), same in grouped(masked, _group).items():
         mean = np.mean([one.shares for one in same], axis=0)
         shares = [number(100 * share, 1) for share in mean] + ["-"] * (layers - len(mean))
         overall = mean_sd([float(one.shares.mean()) for one in same], 100, 1)
@@ -94,7 +94,7 @@ def layers_and_tasks(masked: list[Masked], name: str) -> Plot:
         right.invert_yaxis()
         right.set_xlabel("masked share, mean over layers, %")
 
-    seen = "; ".join(f"{line} {' / '.join(f'{share:.1%}' for share in values)}" for line, values in shares.items())
+    seen = "; ".join(f"{line} {' / '.join(percent(share, 1) for share in values)}" for line, values in shares.items())
     alt = f"Masked share after training, bottom layer first: {seen}."
     caption = "Left: by layer. Right: mean over the layers, same colours. Last log line of each run, mean over seeds."
     svg = draw(name, WIDTH, max(3.2, 1 + 0.25 * len(shares)), paint)
@@ -127,7 +127,7 @@ def tau_sweep(sweeps: list[list[Masked]], name: str) -> Plot:
     def paint(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
         for index, (sweep, by_tau) in enumerate(zip(sweeps, means, strict=True)):
-            middle = float(np.mean([score for score, _ in by_tau.values()]))
+            middle = spread(score for score, _ in by_tau.values()).mean
             for one in sweep:
                 style = {"color": colour(index), "alpha": 0.5, "markersize": 4}
                 left.plot(one.tau, 100 * (one.row.score - middle), "o", **style)
@@ -140,7 +140,7 @@ def tau_sweep(sweeps: list[list[Masked]], name: str) -> Plot:
         legend(figure, labels)
 
     told = [
-        ", ".join(f"tau {tau:g} {score:.2%} ({share:.1%} masked)" for tau, (score, share) in by_tau.items())
+        ", ".join(f"tau {tau:g} {percent(mean)} ({percent(share, 1)} masked)" for tau, (mean, share) in by_tau.items())
         for by_tau in means
     ]
     seen = "; ".join(f"{label}: {text}" for label, text in zip(labels, told, strict=True))
@@ -156,19 +156,20 @@ def _by_tau(sweep: list[Masked]) -> dict[float, list[Masked]]:
 def _means(sweep: list[Masked]) -> dict[float, tuple[float, float]]:
     """tau -> mean score and mean masked share."""
     return {
-        tau: (float(np.mean([one.row.score for one in same])), float(np.mean([one.shares for one in same])))
+        tau: (spread(one.row.score for one in same).mean, spread(float(one.shares.mean()) for one in same).mean)
         for tau, same in _by_tau(sweep).items()
     }
 
 
-def _group(one: Masked) -> tuple[str, str, str, str]:
-    return one.row.task, one.row.settings, one.row.model, one.row.method
+def _group(one: Masked) -> tuple[str, ...]:
+    """Runs whose shares have a mean: task, settings, model, method and depth."""
+    return one.row.task, one.row.settings, one.row.model, one.row.method, f"{len(one.shares)} layers"
 
 
-def _labels(groups: list[tuple[str, str, str, str]]) -> list[str]:
-    """What tells groups apart: the task, and settings, model and method where they vary."""
-    varies = [True, *[len({group[part] for group in groups}) > 1 for part in (1, 2, 3)]]
-    return [", ".join(name for name, shown in zip(group, varies, strict=True) if shown) for group in groups]
+def _labels(groups: list[tuple[str, ...]]) -> list[str]:
+    """What tells groups apart: the task, and settings, model, method and depth where they vary."""
+    varies = [True, *[len(set(part)) > 1 for part in list(zip(*groups, strict=True))[1:]]]
+    return [", ".join(name for name, shown in zip(group, varies, strict=True) if shown and name) for group in groups]
 
 
 def layer_colour(layer: int, layers: int) -> Any:
@@ -179,4 +180,5 @@ def layer_colour(layer: int, layers: int) -> Any:
 
 
 def _percents(shares: list[list[float]]) -> str:
-    return " / ".join(f"{first:.1%} to {last:.1%}" for first, last in zip(shares[0], shares[-1], strict=True))
+    ends = zip(*np.asarray([shares[0], shares[-1]], dtype=float), strict=True)
+    return " / ".join(f"{percent(first, 1)} to {percent(last, 1)}" for first, last in ends)

@@ -1,15 +1,17 @@
 """Attention maps of a sentence as `finetune maps` leaves them in a file, drawn and told in words."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from asa.errors import WorkError
 from finetune.report.plots import WIDTH, Plot
 from finetune.report.svg import draw
 from finetune.report.tables import Table
@@ -57,16 +59,25 @@ class Maps(NamedTuple):
 
 
 def save(found: Maps, path: Path) -> None:
-    """Write maps for the report: four decimals, all a picture shows."""
+    """Write maps for the report, the whole file or none of it: four decimals, all a picture shows."""
     layers = {
         str(number): [None if part is None else np.round(part, 4).tolist() for part in layer]
         for number, layer in found.layers.items()
     }
-    path.write_text(json.dumps({**found._asdict(), "layers": layers}) + "\n")
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps({**found._asdict(), "layers": layers}) + "\n")
+    os.replace(partial, path)
 
 
 def load(path: Path) -> Maps:
-    values = json.loads(path.read_text())
+    """What save wrote. Raises WorkError for a damaged file."""
+    try:
+        return _read(json.loads(path.read_text()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise WorkError(f"{path} is damaged; draw it again with finetune maps, or remove it") from None
+
+
+def _read(values: dict[str, Any]) -> Maps:
     layers = {
         int(number): Layer(
             np.asarray(clean), np.asarray(keep), np.asarray(attacked), masked, beside and np.asarray(beside)

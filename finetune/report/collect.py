@@ -1,6 +1,7 @@
 """Find the runs below a folder, read their metrics.jsonl, and say which of them may be compared."""
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from asa import record
 from asa.errors import RequestError
 from asa.methods import MethodsConfig
 
-STAGES = ("finetune", "score", "robustness", "pretrain")
+STAGES = ("finetune", "score", "ensemble", "robustness", "pretrain")
 COMPARED = ("finetune", "score")  # stages whose runs stand for a model, a method and a seed on a task
 # Settings that move no score; the data is compared by its hash.
 _NEUTRAL = ("task", "out", "log_every", "save_every", "keep", "save_model", "worker", "adversary")
@@ -19,7 +20,8 @@ _METHODS = tuple(field.name for field in dataclasses.fields(MethodsConfig))
 
 @dataclass(frozen=True)
 class Run:
-    """One metrics.jsonl. name: its folder below the runs folder; end: None for an unfinished run."""
+    """One metrics.jsonl. name: its folder below the runs folder; end: None for an unfinished run; twin: name of the
+    run whose copy it is, empty for none."""
 
     name: str
     folder: Path
@@ -27,6 +29,7 @@ class Run:
     train: list[dict[str, Any]]
     evals: list[dict[str, Any]]
     end: dict[str, Any] | None
+    twin: str = ""
 
     @property
     def stage(self) -> str | None:
@@ -67,7 +70,11 @@ class Run:
         own = ("method", "seed", "model") if self.stage == "pretrain" else ()
         config = self.facts.get("config", {})
         settings = {key: value for key, value in config.items() if key not in (*_NEUTRAL, *_METHODS, *own)}
-        return {**flat(settings), "task_sha256": str(self.facts.get("inputs", {}).get("task_sha256"))[:8]}
+        inputs = self.facts.get("inputs", {})
+        found = {**flat(settings), "task_sha256": str(inputs.get("task_sha256"))[:8]}
+        if several := inputs.get("models_sha256"):  # which rows are attacked follows from all models
+            found["models_sha256"] = hashlib.sha256(json.dumps(several, sort_keys=True).encode()).hexdigest()[:8]
+        return found
 
     @property
     def settings(self) -> str:
@@ -83,9 +90,17 @@ class Run:
         groups = {name: config[name] for name in _METHODS if name in config}
         return flat(groups) | ({"adversary": self.facts["adversary"]} if "adversary" in self.facts else {})
 
+    @property
+    def scores(self) -> dict[str, float]:
+        """SPLIT_METRIC of the end line: test first, then further splits, dev last."""
+        endings = tuple(f"_{metric}" for metric in self.metrics)
+        known = {key: value for key, value in (self.end or {}).items() if key.endswith(endings) and value is not None}
+        order = {"test": 0, "dev": 2}
+        return dict(sorted(known.items(), key=lambda item: order.get(item[0].partition("_")[0], 1)))
+
     def series(self, key: str, events: str = "train") -> tuple[list[int], list[Any]]:
         """Steps and values of a metric over the train or eval events that hold it."""
-        found = [(event["step"], event[key]) for event in getattr(self, events) if key in event]
+        found = [(event["step"], event[key]) for event in getattr(self, events) if event.get(key) is not None]
         return [step for step, _ in found], [value for _, value in found]
 
 
@@ -100,7 +115,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def collect(folder: Path) -> list[Run]:
     """Every run below `folder`, in the order of their folders.
 
-    Raises: RequestError when there is no such folder or no run in it, or when two finished runs are the same cell.
+    Raises: RequestError when there is no such folder or no run in it, or when a run was made twice with other scores.
     """
     if not folder.is_dir():
         raise RequestError(f"no folder {folder}; give the folder of the runs as the first argument")
@@ -108,23 +123,25 @@ def collect(folder: Path) -> list[Run]:
     runs = [_read(path, path.parent.relative_to(folder).as_posix()) for path in paths]
     if not any(run.stage in STAGES for run in runs):
         raise RequestError(f"no run below {folder}: no {record.NAME} of a known stage; give the folder of the runs")
-    _refuse_twins(runs)
-    return runs
+    return _marked_twins(runs)
 
 
 def finished(runs: list[Run], *stages: str) -> list[Run]:
-    return [run for run in runs if run.stage in stages and run.end is not None]
+    """Those of these stages, without copies."""
+    return [run for run in runs if run.stage in stages and run.end is not None and not run.twin]
 
 
-def unfinished(runs: list[Run]) -> list[Run]:
-    """Runs without an end line, and records of no known stage."""
-    return [run for run in runs if run.end is None or run.stage not in STAGES]
+def left_out(runs: list[Run]) -> list[Run]:
+    """Runs without an end line, copies, and records of no known stage."""
+    return [run for run in runs if run.end is None or run.twin or run.stage not in STAGES]
 
 
 def weights(run: Run) -> str:
-    """Hash of the weights a run began with; empty for a run's own model that was scored: each run has another."""
+    """Hash of the weights a run began with, one for all their files; empty for a run's own model that was scored: each
+    run has another."""
     trained = run.stage == "score" and run.facts.get("method")
-    return "" if trained else str(run.facts.get("inputs", {}).get("model_sha256", ""))
+    known = "" if trained else str(run.facts.get("inputs", {}).get("model_sha256", ""))
+    return hashlib.sha256(known.encode()).hexdigest() if "+" in known else known
 
 
 def _read(path: Path, name: str) -> Run:
@@ -134,15 +151,20 @@ def _read(path: Path, name: str) -> Run:
     return Run(name, path.parent, facts, by_kind["train"], by_kind["eval"], (by_kind["end"] or [None])[-1])
 
 
-def _refuse_twins(runs: list[Run]) -> None:
-    """Two records of one run would pass for two seeds."""
-    seen: dict[tuple, str] = {}
-    for run in finished(runs, *COMPARED):
-        cell = tuple(str(run.facts.get(key)) for key in ("stage", "model", "method", "seed"))
-        cell += (run.task, weights(run), run.settings, json.dumps(run.own, sort_keys=True))
-        if cell in seen:
-            raise RequestError(
-                f"{seen[cell]} and {run.name} are the same run (task, model, method, seed, settings);"
-                " remove one or give a folder that holds one"
-            )
-        seen[cell] = run.name
+def _marked_twins(runs: list[Run]) -> list[Run]:
+    """A copy, or a run that several folders have, would pass for a further seed: all but the first are marked."""
+    seen: dict[tuple, Run] = {}
+    marked = []
+    for run in runs:
+        if run.stage in COMPARED and run.end is not None:
+            cell = tuple(str(run.facts.get(key)) for key in ("stage", "model", "method", "seed"))
+            cell += (run.task, weights(run), run.settings, json.dumps(run.own, sort_keys=True))
+            first = seen.setdefault(cell, run)
+            if first.scores != run.scores:
+                raise RequestError(
+                    f"{first.name} and {run.name} are the same run (task, model, method, seed, settings) with other"
+                    " scores; remove one or give a folder that holds one"
+                )
+            run = run if run is first else dataclasses.replace(run, twin=first.name)
+        marked.append(run)
+    return marked

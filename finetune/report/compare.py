@@ -1,29 +1,42 @@
-"""Each method against vanilla training of the same model on the same task: gains and how far they could be chance."""
+"""Each method against vanilla, and each model against another: gains and how far they could be chance."""
 
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import permutation_test
 
+from finetune.report.collect import Run
 from finetune.report.examples import RESAMPLES, parts, resampled
 from finetune.report.labels import grouped
-from finetune.report.rows import Row, of
+from finetune.report.rows import Row
 
 PREDICTIONS = "predictions/test.npz"  # in a run's folder
+FLIPS = 9_999  # random flips of sign where there are too many to take all
+
+
+class Pair(NamedTuple):
+    """A run and the one of the same task, settings and seed that it is held against; against: what that one is."""
+
+    row: Row
+    partner: Run
+    against: str
+
+    @property
+    def gain(self) -> float:
+        return self.row.score - self.partner.scores[f"test_{self.row.metric}"]
 
 
 class Comparison(NamedTuple):
-    """A method against vanilla over the seeds both have. Fractions; nan where a figure cannot be had.
+    """A method against vanilla, or a model against another, over the seeds both have. Fractions; nan where a figure
+    cannot be had.
 
     p_seeds: sign-flip permutation test of the mean gain over seeds. low, high, p_examples: 95 % interval of the mean
     gain, and its test against 0, by a paired bootstrap over the test examples.
     """
 
-    task: str
-    settings: str
-    model: str
-    method: str
-    metric: str
+    row: Row  # the first of its runs: names and settings
+    against: str
     gains: tuple[float, ...]
     p_seeds: float
     low: float
@@ -31,39 +44,83 @@ class Comparison(NamedTuple):
     p_examples: float
 
 
-def comparisons(rows: list[Row]) -> list[Comparison]:
-    """One per task, settings, model and method that has a vanilla partner, in the rows' order."""
-    pairs = [row for row in rows if "gain" in row.values]
+class Tested(NamedTuple):
+    """The two families of comparisons; each is corrected for its own number."""
+
+    methods: list[Comparison]
+    models: list[Comparison]
+
+
+def comparisons(rows: list[Row]) -> Tested:
+    """Methods against vanilla of the same model, and models against each other with the same method."""
+    methods = [Pair(row, row.partner, "vanilla") for row in rows if row.partner and "gain" in row.values]
+    models = between_models([row for row in rows if row.score == row.score])
+    scores: dict[str, np.ndarray] = {}
+    for task in grouped(methods + models, lambda pair: (pair.row.run.stage, pair.row.task, pair.row.settings)).values():
+        scores |= _scores(task)
+    return Tested(_tested(methods, scores), _tested(models, scores))
+
+
+def between_models(rows: list[Row]) -> list[Pair]:
+    """Every model against each before it in the request's order; with more than three, against the first alone."""
     found = []
-    for task in grouped(pairs, lambda row: (row.run.stage, row.task, row.settings)).values():
-        scores = _scores(task)
-        for same in grouped(task, lambda row: (row.model, row.method)).values():
-            found.append(_comparison(same, scores))
+    for same in grouped(rows, lambda row: (row.run.stage, row.task, row.settings, _recipe(row))).values():
+        models = _in_order(same)
+        pairs = combinations(models, 2) if len(models) <= 3 else ((models[0], other) for other in models[1:])
+        for first, second in pairs:
+            for row in (row for row in same if row.model == second):
+                partners = [other for other in same if other.model == first and other.run.seed == row.run.seed]
+                alike = [other for other in partners if other.method == row.method] or partners
+                found += [Pair(row, other.run, first) for other in alike[:1]]
     return found
 
 
-def _comparison(rows: list[Row], scores: dict[str, np.ndarray]) -> Comparison:
-    gains = of(rows, "gain")
-    pairs = [(row.run.name, row.partner.name) for row in rows if row.partner]
-    known = all(name in scores for pair in pairs for name in pair)
-    chance = np.mean([scores[run] - scores[vanilla] for run, vanilla in pairs], axis=0) if known else None
-    first = rows[0]
-    names = first.task, first.settings, first.model, first.method, first.metric
-    return Comparison(*names, tuple(gains), by_seeds(np.asarray(gains)), *by_examples(chance))
+def _recipe(row: Row) -> str:
+    """The method and its settings; whether its adversary came with the weights is a trait of those."""
+    own = {key: value for key, value in row.run.own.items() if key != "adversary"}
+    return repr((row.run.method, sorted(own.items())))
 
 
-def _scores(pairs: list[Row]) -> dict[str, np.ndarray]:
-    """Scores on resampled test sets, by run, of those runs that kept predictions on the same examples as the first."""
-    runs = {run.name: run for row in pairs for run in (row.run, row.partner) if run}
-    metric = pairs[0].metric
+def _in_order(rows: list[Row]) -> list[str]:
+    """Their models, as the requests name them; by the alphabet where those do not."""
+    asked = list(dict.fromkeys(name for row in rows for name in row.run.facts.get("request", {}).get("models", {})))
+    place = {row.model: asked.index(row.run.model) if row.run.model in asked else len(asked) for row in rows}
+    return sorted(place, key=lambda model: (place[model], model))
+
+
+def _tested(pairs: list[Pair], scores: dict[str, np.ndarray]) -> list[Comparison]:
+    """One per task, settings, model, method and what it is held against, in the pairs' order."""
+
+    def what(pair: Pair) -> tuple:
+        row = pair.row
+        return row.run.stage, row.task, row.settings, row.model, row.method, pair.against
+
+    return [_comparison(same, scores) for same in grouped(pairs, what).values()]
+
+
+def _comparison(pairs: list[Pair], scores: dict[str, np.ndarray]) -> Comparison:
+    gains = tuple(pair.gain for pair in pairs)
+    names = [(pair.row.run.name, pair.partner.name) for pair in pairs]
+    known = all(name in scores for pair in names for name in pair)
+    chance = np.mean([scores[run] - scores[other] for run, other in names], axis=0) if known else None
+    return Comparison(pairs[0].row, pairs[0].against, gains, by_seeds(np.asarray(gains)), *by_examples(chance))
+
+
+def _scores(pairs: list[Pair]) -> dict[str, np.ndarray]:
+    """Scores on resampled test sets, by run, of those runs that kept predictions on the examples that most have."""
+    runs = {run.name: run for pair in pairs for run in (pair.row.run, pair.partner)}
+    metric = pairs[0].row.metric
     tables = {name: parts(run.folder / PREDICTIONS, metric) for name, run in runs.items()}
-    known = {name: table for name, table in tables.items() if table is not None}
-    same = {name: table for name, table in known.items() if len(table) == len(next(iter(known.values())))}
-    return dict(zip(same, resampled(list(same.values()), metric).T, strict=True)) if same else {}
+    known = [(name, table) for name, table in tables.items() if table is not None]
+    if not known:
+        return {}
+    same = max(grouped(known, lambda one: one[1].ids).values(), key=len)
+    values = resampled([table.sums_NK for _, table in same], metric)
+    return dict(zip((name for name, _ in same), values.T, strict=True))
 
 
 def by_seeds(gains: np.ndarray) -> float:
-    """Two-sided p of the mean gain under flips of sign; exact up to 13 seeds, nan for one. At least 2 ** (1 - n)."""
+    """Two-sided p of the mean gain under flips of sign; exact up to 13 seeds, nan for one. At least least_p."""
     if len(gains) < 2:
         return float("nan")
     test = permutation_test(
@@ -71,10 +128,15 @@ def by_seeds(gains: np.ndarray) -> float:
         lambda a, b, axis: np.mean(a - b, axis=axis),
         permutation_type="samples",
         vectorized=True,
-        n_resamples=9_999,
+        n_resamples=FLIPS,
         rng=np.random.default_rng(0),
     )
     return float(test.pvalue)
+
+
+def least_p(seeds: int) -> float:
+    """The smallest p that by_seeds can give."""
+    return max(2.0 ** (1 - seeds), 2 / (FLIPS + 1))
 
 
 def by_examples(chance: np.ndarray | None) -> tuple[float, float, float]:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
@@ -20,15 +21,24 @@ Parts = Callable[[Sequence, Sequence, list[str]], np.ndarray]
 Whole = Callable[[np.ndarray], np.ndarray]
 
 
-def parts(predictions: Path, metric: str) -> np.ndarray | None:
-    """NK: what each example of a predictions file adds to the sums of a metric; None where the file has no gold labels.
+class Sums(NamedTuple):
+    """sums_NK: what each example adds to the sums of a metric; ids: of the examples."""
 
-    Spearman's ranks are those within the whole test set, also for resampled ones.
+    ids: tuple[str, ...]
+    sums_NK: np.ndarray
+
+
+def parts(predictions: Path, metric: str) -> Sums | None:
+    """Of a predictions file; None where there is none or it has no gold labels.
+
+    Spearman's ranks are those within the whole test set, also for resampled ones. Raises: WorkError for a damaged file.
     """
     if not predictions.is_file():
         return None
     these = load_predictions(predictions)
-    return None if these.gold is None else PARTS[metric](these.gold, these.predictions.labels, these.labels)
+    if these.gold is None:
+        return None
+    return Sums(tuple(these.ids), PARTS[metric](these.gold, these.predictions.labels, these.labels))
 
 
 def resampled(tables: list[np.ndarray], metric: str) -> np.ndarray:
@@ -121,7 +131,9 @@ def _f1(sums: np.ndarray) -> np.ndarray:
 
 
 def _macro_f1(sums: np.ndarray) -> np.ndarray:
-    return _f1(sums.reshape(*sums.shape[:-1], -1, 3)).mean(-1)
+    """Over the classes that are in gold or predicted."""
+    classes = sums.reshape(*sums.shape[:-1], -1, 3)
+    return _ratio(_f1(classes).sum(-1), (classes[..., 1] + classes[..., 2] > 0).sum(-1))
 
 
 def _matthews(sums: np.ndarray) -> np.ndarray:

@@ -13,37 +13,62 @@ def model_labels(runs: list[Run]) -> dict[str, str]:
     """Run name -> the model's name, with the start of its hash where the name stands for several sets of weights."""
     labels = {}
     for members in grouped(runs, lambda run: (run.stage, run.model)).values():
-        several = len({weights(run) for run in members}) > 1
-        labels |= {run.name: f"{run.model} ({weights(run)[:8]})" if several else run.model for run in members}
+        hashes = {weights(run) for run in members}
+        shown = next((n for n in range(8, 64) if len({one[:n] for one in hashes}) == len(hashes)), 64)
+        for run in members:
+            told = len(hashes) > 1 and weights(run)
+            labels[run.name] = f"{run.model} ({weights(run)[:shown]})" if told else run.model
     return labels
 
 
 def method_labels(runs: list[Run]) -> dict[str, str]:
-    """Run name -> the method; where its runs on a task have several settings of the method, with those of this run.
+    """Run name -> the method; where a task has it under several settings of its own, with those of this run.
 
-    The settings that most of these runs have need no words, so that a row goes on over tasks: `asa` and `asa tau=0.1`.
+    The settings that most runs of the method have, over all tasks, need no words: `asa` and `asa tau=0.1`. Where each
+    task has one set (a preset by task), nothing is named: see by_task.
     """
     labels = {}
-    for members in grouped(runs, lambda run: (run.stage, run.task, run.method)).values():
-        kinds = grouped(members, lambda run: repr(sorted(run.own.items())))
+    for members in grouped(runs, lambda run: (run.stage, run.method)).values():
+        kinds = grouped(members, _own)
+        sizes = [len(same) for same in kinds.values()]
+        several = len({(run.task, _own(run)) for run in members}) > len({run.task for run in members})
         keys = dict.fromkeys(key for run in members for key in run.own)
         differing = [key for key in keys if len({repr(run.own.get(key)) for run in members}) > 1]
-        sizes = [len(same) for same in kinds.values()]
         for same in kinds.values():
             usual = len(same) == max(sizes) and sizes.count(max(sizes)) == 1
             own, method = same[0].own, same[0].method
-            parts = [] if usual else [f"{key.removeprefix(f'{method}.')}={own[key]}" for key in differing if key in own]
+            told = differing if several and not usual else []
+            parts = [f"{key.removeprefix(f'{method}.')}={own.get(key, 'n/a')}" for key in told]
             labels |= {run.name: " ".join([method, *parts]) for run in same}
     return labels
 
 
-def letters(runs: list[Run]) -> dict[str, str]:
-    """Run name -> a letter for its set of shared settings among those of its task: A where all runs share one."""
+def by_task(runs: list[Run], labels: dict[str, str]) -> list[str]:
+    """The labels that stand for other settings on other tasks. Args: labels, by the name of the run."""
+    groups = grouped(runs, lambda run: (run.stage, labels[run.name]))
+    return list(dict.fromkeys(label for (_, label), same in groups.items() if len({_own(run) for run in same}) > 1))
+
+
+def _own(run: Run) -> str:
+    return repr(sorted(run.own.items()))
+
+
+def differences(runs: list[Run]) -> dict[str, str]:
+    """Run name -> the shared settings that other runs of its task have otherwise, as text; empty where none has."""
     found = {}
     for members in grouped(runs, lambda run: (run.stage, run.task)).values():
-        distinct = sorted({run.settings for run in members})
-        found |= {run.name: _letter(distinct.index(run.settings)) for run in members}
+        sets = {run.settings: run.shared for run in members}
+        keys = dict.fromkeys(key for shared in sets.values() for key in shared)
+        apart = [key for key in keys if len({repr(shared.get(key)) for shared in sets.values()}) > 1]
+        texts = {name: " ".join(f"{key}={shared.get(key, 'n/a')}" for key in apart) for name, shared in sets.items()}
+        found |= {run.name: texts[run.settings] for run in members}
     return found
+
+
+def letters(differences: dict[str, str]) -> dict[str, str]:
+    """Run name -> a letter for its difference, the same one on every task; empty for none."""
+    distinct = sorted(set(differences.values()) - {""})
+    return {name: _letter(distinct.index(text)) if text else "" for name, text in differences.items()}
 
 
 def words(name: str) -> str:
@@ -59,13 +84,6 @@ def ordered(methods: Iterable[str]) -> list[str]:
 def method_key(method: str) -> str:
     """Sorts vanilla before all others."""
     return "" if method == "vanilla" else method
-
-
-def apart(runs: list[Run]) -> str:
-    """The shared settings of the first run that the others have otherwise, as text."""
-    first = runs[0].shared
-    keys = [key for key in first if any(run.shared.get(key) != first[key] for run in runs)]
-    return " ".join(f"{key}={first[key]}" for key in keys)
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -12,6 +12,7 @@ from finetune.report.collect import Run
 from finetune.report.labels import grouped, ordered, words
 from finetune.report.rows import Row, before_after
 from finetune.report.svg import DASHES, PALETTE, draw
+from finetune.report.tables import number, percent
 
 WIDTH = 9.0  # inches, of every figure
 COLUMNS = 3  # panels side by side at most
@@ -27,8 +28,11 @@ class Plot(NamedTuple):
     caption: str
 
 
-def scores(rows: list[Row], name: str) -> Plot:
-    """The main score on test per model x method: every seed as a point, the mean as a bar."""
+def scores(rows: list[Row], name: str) -> Plot | None:
+    """The main score on test per model x method: a point per seed, the mean as a bar; None where no run has one."""
+    rows = [row for row in rows if row.score == row.score]
+    if not rows:
+        return None
     metric, methods = words(rows[0].metric), ordered(row.method for row in rows)
     groups = grouped(rows, lambda row: (row.model, row.method))
     cells = {key: np.array([row.score for row in same]) for key, same in groups.items()}
@@ -44,7 +48,7 @@ def scores(rows: list[Row], name: str) -> Plot:
         ax.set_ylim(len(cells) - 0.5, -0.5)
         ax.set_xlabel(f"test {metric}, %")
 
-    seen = "; ".join(f"{a} with {b} {values.mean():.2%}" for (a, b), values in cells.items())
+    seen = "; ".join(f"{a} with {b} {percent(values.mean())}" for (a, b), values in cells.items())
     alt = f"Test {metric} by model and method. Means: {seen}."
     svg = draw(name, WIDTH, 0.8 + 0.22 * max(3, len(cells)), paint)
     return Plot(f"Test {metric}", svg, alt, "Points: one seed each. Upright bars: means.")
@@ -62,7 +66,7 @@ def dev_curves(rows: list[Row], name: str) -> Plot | None:
         axes = dict(zip(models, panels(figure, len(models)), strict=True))
         for row, steps, values in shown:
             axes[row.model].plot(steps, 100 * np.asarray(values), **line(methods.index(row.method)), alpha=0.3)
-        for (model, method), same in grouped(shown, lambda one: (one[0].model, one[0].method)).items():
+        for (model, method), same in groups.items():
             axes[model].plot(*_mean_curve(same), marker="o", markersize=3.5, **line(methods.index(method)))
         for model, ax in axes.items():
             ax.set_title(model)
@@ -70,8 +74,9 @@ def dev_curves(rows: list[Row], name: str) -> Plot | None:
         figure.axes[0].set_ylabel(f"dev {words(metric)}, %")
         legend(figure, methods)
 
-    ends = [f"{row.run.name} {values[-1]:.2%}" for row, _, values in shown]
-    alt = f"Dev {words(metric)} over steps, a panel per model. At the last step: {'; '.join(ends)}."
+    groups = grouped(shown, lambda one: (one[0].model, one[0].method))
+    ends = [f"{a} with {b} {percent(float(np.mean([one[2][-1] for one in same])))}" for (a, b), same in groups.items()]
+    alt = f"Dev {words(metric)} over steps, a panel per model. Means at the last step: {'; '.join(ends)}."
     caption = (
         "Pale: one line per run; the weights of its highest point are the ones scored on test. Full: mean over seeds."
     )
@@ -85,8 +90,11 @@ def _mean_curve(runs: list[tuple[Row, list[int], list[float]]]) -> tuple[list[in
     return common, [100 * float(np.mean([one[step] for one in values])) for step in common]
 
 
-def pretraining_losses(runs: list[Run], name: str) -> Plot:
-    """Training and held-out MLM loss of every pre-training run."""
+def pretraining_losses(runs: list[Run], name: str) -> Plot | None:
+    """Training and held-out MLM loss of every pre-training run; None where no run has either."""
+    runs = [run for run in runs if run.series("task")[0] or run.series("heldout_loss", "evals")[0]]
+    if not runs:
+        return None
     labels = short_labels(runs)
 
     def paint(figure: Figure) -> None:
@@ -103,8 +111,8 @@ def pretraining_losses(runs: list[Run], name: str) -> Plot:
         left.set_ylabel("MLM loss, nats per masked token")
         legend(figure, labels)
 
-    held = [(label, before_after(run, "heldout_loss")) for label, run in zip(labels, runs, strict=True)]
-    seen = "; ".join(f"{label} {v['heldout_loss_before']:.3f} to {v['heldout_loss_after']:.3f}" for label, v in held)
+    held = [[number(value, 3) for value in before_after(run, "heldout_loss").values()] for run in runs]
+    seen = "; ".join(f"{label} {' to '.join(ends)}" for label, ends in zip(labels, held, strict=True))
     alt = f"MLM loss over steps, on training rows and on held-out rows. Held-out loss: {seen}."
     caption = "Left: the task loss of the log lines (pale) and its running mean. Right: loss on rows never trained on."
     return Plot("Loss during pre-training", draw(name, WIDTH, 3.4, paint), alt, caption)

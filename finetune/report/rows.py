@@ -5,18 +5,20 @@ import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from finetune.report.collect import COMPARED, Run, finished
-from finetune.report.labels import letters, method_key, method_labels, model_labels
+from finetune.report.collect import COMPARED, Run, finished, weights
+from finetune.report.labels import differences, letters, method_key, method_labels, model_labels
 
 NAN = float("nan")
 
 
 class Row(NamedTuple):
-    """A finished run. method: with what tells its settings apart; settings: letter of those that methods share.
+    """A finished run. method: with what tells its settings apart; settings: letter of those that methods share, and
+    difference: what the letter stands for, both empty where the task has one set.
 
     values: figures by name, those that are known. Of a run on a task: its scores SPLIT_METRIC, seconds, step_seconds
-    (one step), peak_memory_bytes and, where there is a vanilla run (`partner`) with the same task, model, settings and
-    seed: gain (of the main score on test), slowdown and memory (multiples of its time per step and peak memory).
+    (one step), peak_memory_bytes, masked_share_layer_N after training and, where there is a vanilla run (`partner`)
+    with the same task, weights, settings and seed: gain (of the main score on test), slowdown and memory (multiples of
+    its time per step and peak memory, where both ran on the same kind of device and as many processes).
     """
 
     run: Run
@@ -26,6 +28,7 @@ class Row(NamedTuple):
     settings: str
     values: dict[str, float]
     partner: Run | None = None
+    difference: str = ""
 
     @property
     def metric(self) -> str:
@@ -59,51 +62,79 @@ def of(rows: Iterable[Row], key: str) -> list[float]:
 def tuned_rows(runs: list[Run]) -> list[Row]:
     """Every finished fine-tuning run and scored model, sorted, vanilla before other methods."""
     done = finished(runs, *COMPARED)
-    models, methods, settings = model_labels(done), method_labels(done), letters(done)
+    models, methods, apart = model_labels(done), method_labels(done), differences(done)
+    settings = letters(apart)
 
     def cell(run: Run) -> tuple:
-        return run.stage, run.task, models[run.name], run.settings, run.facts.get("seed")
+        return run.stage, run.task, run.model, weights(run), run.settings, run.facts.get("seed")
 
     vanilla = {cell(run): run for run in done if run.method == "vanilla"}
     rows = []
     for run in done:
         partner = vanilla.get(cell(run)) if run.method != "vanilla" else None
         values = {**_figures(run), **(_against(run, partner) if partner else {})}
-        rows.append(Row(run, run.task, models[run.name], methods[run.name], settings[run.name], values, partner))
+        names = run.task, models[run.name], methods[run.name], settings[run.name]
+        rows.append(Row(run, *names, values, partner, apart[run.name]))
     return _ordered(rows)
 
 
 def _figures(run: Run) -> dict[str, float]:
     assert run.end is not None
-    found = {key: run.end[key] for key in scores(run)}
+    found = dict(run.scores)
     found |= {key: run.end[key] for key in ("seconds", "peak_memory_bytes") if run.end.get(key) is not None}
+    for layer, share in enumerate(masked_shares(run)):
+        found[f"masked_share_layer_{layer}"] = share
     spent, steps = run.end.get("train_seconds", run.end.get("seconds")), run.end.get("steps")
     return found | ({"step_seconds": spent / steps} if spent is not None and steps else {})
 
 
-def scores(run: Run) -> list[str]:
-    """The keys SPLIT_METRIC of a run's end line: test first, then further splits, dev last."""
-    assert run.end is not None
-    endings = tuple(f"_{metric}" for metric in run.metrics)
-    keys = [key for key, value in run.end.items() if key.endswith(endings) and value is not None]
-    order = {"test": 0, "dev": 2}
-    return sorted(keys, key=lambda key: order.get(key.partition("_")[0], 1))
+def masked_shares(run: Run) -> list[float]:
+    """Of the last log line that has them, bottom layer first; none for a run that does not mask."""
+    shares = run.series("masked_share")[1]
+    return [NAN if share is None else share for share in shares[-1]] if shares else []
 
 
 def _against(run: Run, vanilla: Run) -> dict[str, float]:
     mine, theirs = _figures(run), _figures(vanilla)
     key = f"test_{run.metrics[0]}"
     found = {"gain": mine[key] - theirs[key]} if key in mine and key in theirs else {}
+    if _where(run) != _where(vanilla):
+        return found
     for name, cost in (("slowdown", "step_seconds"), ("memory", "peak_memory_bytes")):
         if mine.get(cost) and theirs.get(cost):
             found[name] = mine[cost] / theirs[cost]
     return found
 
 
+def _where(run: Run) -> tuple[Any, ...]:
+    """Costs are compared between runs that agree in it; engine and precision are among the shared settings."""
+    device = run.facts.get("environment", {}).get("device")
+    return device, run.facts.get("processes"), "train_seconds" in (run.end or {})
+
+
+def evaluated_rows(runs: list[Run]) -> list[Row]:
+    """Every finished ensemble with its scores, and every attacked model with its loss_increase_STATISTIC (nats)."""
+    done = finished(runs, "ensemble", "robustness")
+    apart = differences(done)
+    settings = letters(apart)
+    rows = []
+    for run in done:
+        values = run.scores if run.stage == "ensemble" else _increase(run)
+        rows.append(Row(run, run.task, run.model, run.method, settings[run.name], values, difference=apart[run.name]))
+    return _ordered(rows)
+
+
+def _increase(run: Run) -> dict[str, float]:
+    """The reference is part of the name: increases within the radii of another one are not comparable."""
+    numbers = {key: value for key, value in (run.end or {}).items() if isinstance(value, int | float)}
+    radii = run.facts.get("reference", "n/a")
+    return {f"loss_increase_{key}_radii_from_{radii}": value for key, value in numbers.items() if key != "seconds"}
+
+
 def pretrain_rows(runs: list[Run]) -> list[Row]:
     """Every finished pre-training run, with its held-out figures and its speed."""
     done = finished(runs, "pretrain")
-    methods, settings = method_labels(done), letters(done)
+    methods, settings = method_labels(done), letters(differences(done))
     return _ordered(
         [Row(run, "mlm", run.model, methods[run.name], settings[run.name], _pretrain_figures(run)) for run in done]
     )

@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-from finetune.report import analysis, attention, overview, plots, tables
+from finetune.report import analysis, attention, overview, plots, tables, tested
 from finetune.report.attention import Maps
 from finetune.report.collect import Run, finished
-from finetune.report.compare import comparisons
-from finetune.report.labels import apart, grouped, method_key
+from finetune.report.compare import Tested
+from finetune.report.labels import grouped, method_key, words
 from finetune.report.plots import Plot
 from finetune.report.rows import Row
 from finetune.report.tables import Table
@@ -21,17 +21,15 @@ class Section(NamedTuple):
     plots: list[Plot]
 
 
-def sections(runs: list[Run], rows: list[Row], trained: list[Row], maps: list[Maps]) -> list[Section]:
-    """Args: rows, of tuned_rows; trained, of pretrain_rows."""
+def sections(runs: list[Run], rows: list[Row], trained: list[Row], maps: list[Maps], tests: Tested) -> list[Section]:
+    """Args: rows, of tuned_rows; trained, of pretrain_rows; tests, those of the rows."""
     tuned = [row for row in rows if row.run.stage == "finetune"]
     groups = grouped(tuned, lambda row: (row.task, row.settings))
-    tasks = [task for task, _ in groups]
-    lettered = {task for task in tasks if tasks.count(task) > 1}
     found = [
         *_overview(tuned),
         *_elsewhere(runs, [row for row in rows if row.run.stage == "score"]),
-        *_tests(rows, lettered),
-        *[_task(same, tuned, f"task{index}") for index, same in enumerate(groups.values())],
+        *_tests(tests),
+        *[_task(same, f"task{index}") for index, same in enumerate(groups.values())],
         *_analysis(tuned, maps),
     ]
     return found + ([_pretraining(runs, trained)] if trained else [])
@@ -47,20 +45,20 @@ def _overview(tuned: list[Row]) -> list[Section]:
     text = (
         "Main score on test in percent: mean ± sample standard deviation (number of seeds). Mean: over the row's tasks,"
         " where it has all of them. Each run's test score is that of the weights with the best dev score. A letter"
-        " after a task: its settings, named below. A method without settings beside it: those that most of its runs on"
-        " the task have."
+        " after a task: its settings. A method without settings beside it: those that most of its runs have."
     )
     found = [Section("Scores", text, [overview.scores(part, caption) for part, caption in parts if part], [])]
-    if any(row.run.method in overview.CONTROLS for row in tuned):
+    names = {row.run.method for row in tuned}
+    if names & set(overview.CONTROLS) and any(name.startswith("asa") for name in names):
         beside = [row for row in tuned if row.run.method.startswith(("vanilla", "asa", *overview.CONTROLS))]
-        title, text = "Perturbed by chance", "Test scores as above: what random masks and noise reach beside ASA."
+        title = "ASA beside chance"
+        text = "Test scores as above, beside ASA: masks (random_mask), noise (r3f) or two passes of dropout (r_drop),"
+        text += " all drawn by chance."
         found.append(Section(title, text, [overview.scores(beside, title)], []))
     if any(row.partner for row in tuned):
-        title, text = (
-            "Methods: gain and cost",
-            "Gain over the vanilla run of the same model, task, settings and seed, in",
-        )
-        text += " points: mean ± sd (number of seeds). Costs: means of the ratios to those vanilla runs."
+        title = "Methods: gain and cost"
+        text = "Gain over the vanilla run of the same model, task, settings and seed, in points: mean ± sd (number of"
+        text += " seeds). Costs: means of the ratios to those of the vanilla runs that were made on the same device."
         found.append(Section(title, text, [overview.gains(tuned, title)], []))
     return found
 
@@ -69,20 +67,28 @@ def _elsewhere(runs: list[Run], scored: list[Row]) -> list[Section]:
     """Transfer, and the loss increase of FreeLB's Table 5."""
     text = "Models scored on tasks they were not trained on (task after training task), and by how much the loss can be"
     text += " raised by moving the word embeddings of an example within a ball; lower is sturdier."
-    increase = overview.loss_increase(runs)
+    increase, joined = tested.loss_increase(runs), tested.ensembles(runs)
     shown = ([overview.scores(scored, "Transfer")] if scored else []) + ([increase] if increase else [])
-    return [Section("Transfer and robustness", text, shown, [])] if shown else []
+    found = [Section("Transfer and robustness", text, shown, [])] if shown else []
+    text = "Scores of the averaged probabilities (or numbers) of several runs of one task."
+    return found + ([Section("Ensembles", text, [joined], [])] if joined else [])
 
 
-def _tests(rows: list[Row], lettered: set[str]) -> list[Section]:
-    found = comparisons(rows)
-    if not found:
-        return []
-    return [Section("Tests against vanilla", overview.how_tested(found), [overview.tests(found, lettered)], [])]
+def _tests(found: Tested) -> list[Section]:
+    """Two families, each corrected for its own number."""
+    shown = []
+    for family, against in ((found.methods, "vanilla"), (found.models, "other models")):
+        if family:
+            text = tested.how_tested(family)
+            if against != "vanilla":
+                text = f"The same method and seed from other weights. {text}"
+            title = f"Tests against {against}"
+            shown.append(Section(title, text, [tested.tests(family, title)], []))
+    return shown
 
 
-def _task(rows: list[Row], tuned: list[Row], name: str) -> Section:
-    """One task under one set of settings: what may be compared. Args: tuned, the rows of all tasks."""
+def _task(rows: list[Row], name: str) -> Section:
+    """One task under one set of settings: what may be compared."""
     masking = {one.row.method for one in analysis.masking(rows)}
     panel_of = {row.run.name: f"{row.model}, {row.method}" if len(masking) > 1 else row.model for row in rows}
     figures = [
@@ -91,12 +97,12 @@ def _task(rows: list[Row], tuned: list[Row], name: str) -> Section:
         analysis.masked_share([row.run for row in rows], panel_of, f"{name}-masked"),
     ]
     text = (
-        "Mean ± sample standard deviation over the n seeds. vs vanilla: test score, the first column, minus that of the"
+        f"Mean ± sample standard deviation over the n seeds. vs vanilla: test {words(rows[0].metric)} minus that of the"
         " vanilla run of the same model and seed, in points."
     )
     title = f"Fine-tuning: {rows[0].task}"
-    if others := [row.run for row in tuned if row.task == rows[0].task and row.settings != rows[0].settings]:
-        title += f", settings {rows[0].settings}: {apart([rows[0].run, *others])}"
+    if rows[0].settings:
+        title += f", settings {rows[0].settings}: {rows[0].difference}"
     return Section(title, text, [tables.results(rows)], [figure for figure in figures if figure])
 
 
@@ -120,6 +126,6 @@ def _pretraining(runs: list[Run], trained: list[Row]) -> Section:
     done = sorted(finished(runs, "pretrain"), key=lambda run: (method_key(run.method), run.name))
     panel_of = dict(zip((run.name for run in done), plots.short_labels(done), strict=True))
     masked = analysis.masked_share(done, panel_of, "pretrain-masked")
-    figures = [plots.pretraining_losses(done, "pretrain-loss"), *([masked] if masked else [])]
+    figures = [plots.pretraining_losses(done, "pretrain-loss"), masked]
     text = "Held-out figures before the first step → after the last one, always of the clean model. Tokens/s: median."
-    return Section("Pre-training", text, [tables.pretraining(trained)], figures)
+    return Section("Pre-training", text, [tables.pretraining(trained)], [figure for figure in figures if figure])

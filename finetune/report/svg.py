@@ -2,7 +2,8 @@
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
@@ -38,9 +39,18 @@ PALETTE = ("#2f7fd6", "#dd6b20", "#12946a", "#a95fd0", "#d1495b", "#8a8f2a", "#4
 DASHES = ("-", "--", "-.", ":")
 
 
+@contextmanager
+def drawn_alike(style: Any) -> Iterator[None]:
+    """Inside, figures have `style` on top of matplotlib's defaults, whatever a matplotlibrc of the user says."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(style)
+        yield
+
+
 def draw(name: str, width: float, height: float, paint: Callable[[Figure], None]) -> str:
     """The SVG element of a figure of `width` x `height` inches that `paint` fills; `name` makes its ids unique."""
-    with matplotlib.rc_context(STYLE):
+    with drawn_alike(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         paint(figure)
         buffer = io.StringIO()

@@ -4,30 +4,37 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from finetune.report.collect import STAGES, Run, unfinished
+from finetune.report import collect
+from finetune.report.collect import STAGES, Run
 from finetune.report.labels import grouped, words
-from finetune.report.rows import NAN, Row, of, scores, spread
+from finetune.report.rows import NAN, Row, of, spread
 
 
 class Table(NamedTuple):
-    """Cells as text; the first `names` columns name the row, the rest are figures."""
+    """Cells as text; the first `names` columns name the row, the rest are figures. note: below it."""
 
     caption: str
     columns: list[str]
     rows: list[list[str]]
     names: int
+    note: str = ""
 
 
 def results(rows: list[Row]) -> Table:
     """Mean and standard deviation per model x method of one task and one set of settings."""
-    found = list(dict.fromkeys(key for row in rows for key in scores(row.run)))
+    found = list(dict.fromkeys(key for row in rows for key in row.run.scores))
     cells = []
     for (model, method), same in grouped(rows, lambda row: (row.model, row.method)).items():
         means = [mean_sd(of(same, name), 100, 2) for name in found]
         gain, seconds = mean_sd(of(same, "gain"), 100, 2, "+"), mean_sd(of(same, "seconds"), 1, 1)
         cells.append([model, method, str(len(same)), *means, gain, seconds])
     figures = ["n", *[f"{score_name(name)}, %" for name in found], "vs vanilla, points", "Seconds per run"]
-    return Table(f"{rows[0].task}: every score", ["Model", "Method", *figures], cells, 2)
+    return Table(f"{rows[0].task}: every score", ["Model", "Method", *figures], cells, 2, _no_test(rows))
+
+
+def _no_test(rows: list[Row]) -> str:
+    scored = any(not math.isnan(row.score) for row in rows)
+    return "" if scored else "The task has no labelled test rows, so no run has a gain over vanilla or a test of it."
 
 
 def score_name(key: str) -> str:
@@ -77,9 +84,10 @@ def pretraining(rows: list[Row]) -> Table:
 def left_out(runs: list[Run]) -> Table:
     """The runs that no average holds, and why."""
     cells = []
-    for run in unfinished(runs):
-        known = run.stage in STAGES
-        why = "unfinished" if known else "no start line of a known stage"
+    for run in collect.left_out(runs):
+        why = f"the same run as {run.twin}" if run.twin else "unfinished"
+        if run.stage not in STAGES:
+            why = f"unknown stage {run.stage}" if run.facts else "no start line"
         names = [str(run.facts.get(key, "n/a")) for key in ("stage", "model", "method", "seed")]
         cells.append([run.name, why, *names, f"{run.last_step:,}"])
     return Table("Runs without a result", ["Run", "Why", "Stage", "Model", "Method", "Seed", "Last step"], cells, 6)
@@ -93,3 +101,7 @@ def mean_sd(values: Iterable[float], scale: float, digits: int, sign: str = "") 
 
 def number(value: float, digits: int, sign: str = "") -> str:
     return "n/a" if math.isnan(value) else f"{value:{sign},.{digits}f}"
+
+
+def percent(fraction: float, digits: int = 2) -> str:
+    return "n/a" if math.isnan(fraction) else f"{fraction:.{digits}%}"

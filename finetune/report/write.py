@@ -1,34 +1,39 @@
 """Runs -> report.html, report.md, report.csv. The files are a pure function of the files below the runs folder."""
 
-import csv
-import io
 import os
+import shlex
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import yaml
 
+from asa.errors import RequestError
 from finetune.config import ReportConfig
 from finetune.report import attention, tables
 from finetune.report.collect import COMPARED, STAGES, Run, collect, finished
-from finetune.report.labels import grouped, letters, method_labels
-from finetune.report.rows import Row, of, pretrain_rows, spread, tuned_rows
+from finetune.report.compare import comparisons
+from finetune.report.export import table_csv
+from finetune.report.labels import differences, grouped, letters, method_labels
+from finetune.report.rows import Row, evaluated_rows, pretrain_rows, tuned_rows
 from finetune.report.sections import sections
-
-GROUP = ("stage", "task", "model", "method", "settings")
 
 
 def write(config: ReportConfig) -> None:
     """Write the three files and print the path of the page.
 
-    Raises: RequestError when there is no run below config.runs.
+    Raises: RequestError when there is no run below config.runs, or config.out is no folder; WorkError for a damaged
+        file.
     """
+    if any(path.exists() and not path.is_dir() for path in (config.out, *config.out.parents)):
+        raise RequestError(f"out = {config.out}: a file stands there, allowed: a folder for three files; set --out")
     runs = collect(config.runs)
     tuned, trained = tuned_rows(runs), pretrain_rows(runs)
+    tested = comparisons(tuned)
     maps = [attention.load(path) for path in sorted(config.runs.rglob(f"*{attention.ENDING}"))]
     content = {
         "summary": _summary(runs, tuned, trained),
-        "sections": sections(runs, tuned, trained, maps),
+        "sections": sections(runs, tuned, trained, maps, tested),
         "left_out": tables.left_out(runs),
         "every_run": tables.every_run(tuned),
         "settings": _settings(runs),
@@ -40,8 +45,9 @@ def write(config: ReportConfig) -> None:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    templates.filters["cell"] = _cell
     config.out.mkdir(parents=True, exist_ok=True)
-    _put(config.out / "report.csv", table_csv(tuned + trained))
+    _put(config.out / "report.csv", table_csv(tuned + evaluated_rows(runs) + trained, tested))
     for name in ("report.md", "report.html"):
         _put(config.out / name, templates.get_template(f"{name}.j2").render(content))
     print(config.out / "report.html")
@@ -59,7 +65,7 @@ def _summary(runs: list[Run], tuned: list[Row], trained: list[Row]) -> list[str]
         parts = [f"{row.method} from {row.model}, {row.run.last_step:,} steps" for row in trained]
         lines.append(f"Continual pre-training: {counted(len(trained))} ({'; '.join(dict.fromkeys(parts))}).")
     if rest := len(tables.left_out(runs).rows):
-        lines.append(f"Not finished, and in no average or figure: {rest}, listed below.")
+        lines.append(f"Left out of every average and figure: {rest}, listed below.")
     return lines
 
 
@@ -67,36 +73,40 @@ def counted(runs: int) -> str:
     return f"{runs} finished run{'s' if runs > 1 else ''}"
 
 
-def table_csv(rows: list[Row]) -> str:
-    """The whole of report.csv; scores, gains and shares are fractions, times seconds, memory bytes."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*GROUP, "metric", "n", "mean", "sd"])
-    for group, same in grouped(rows, lambda row: (row.run.stage, *row[1:5])).items():
-        for key in dict.fromkeys(key for row in same for key in row.values):
-            if (found := spread(of(same, key))).n:
-                sd = "n/a" if found.n == 1 else found.sd
-                writer.writerow([*group, key, found.n, found.mean, sd])
-    return text.getvalue()
-
-
 def _settings(runs: list[Run]) -> list[tuple[str, str]]:
-    """Title and YAML: what each sweep was asked for, and every distinct configuration and environment."""
-    done = finished(runs, *STAGES)
-    letter, method = letters(done), method_labels(done)
+    """Title and YAML: what was asked for, by which command, and every distinct configuration and environment."""
+    done, compared = finished(runs, *STAGES), finished(runs, *COMPARED)
+    letter, method = letters(differences(compared)), method_labels(compared)
     blocks: dict[tuple[str, str], int] = {}
     for run in done:
-        called = f"{run.task}, {method[run.name]}, settings {letter[run.name]}"
-        titles = {
-            "request": f"Request, {run.stage}",
-            "config": f"Settings: {called if run.stage in COMPARED else run.name}",
-            "environment": f"Environment, {run.stage}",
-        }
-        for key, title in titles.items():
+        called = run.name
+        if run.name in method:
+            called = f"{run.task}, {method[run.name]}{f', settings {letter[run.name]}' if letter[run.name] else ''}"
+        for key, title in (
+            ("command", f"Command, {run.stage}"),
+            ("request", f"Request, {run.stage}"),
+            ("config", f"Settings: {called}"),
+            ("environment", f"Environment, {run.stage}"),
+        ):
             if key in run.facts:
-                block = title, yaml.safe_dump(run.facts[key], sort_keys=False)
+                block = title, _told(key, run.facts[key])
                 blocks[block] = blocks.get(block, 0) + 1
     return [(f"{title} (runs: {count})", text) for (title, text), count in sorted(blocks.items())]
+
+
+def _told(key: str, value: Any) -> str:
+    """As YAML; a command as one could type it, a request with the command that takes it."""
+    if key == "command":
+        program, *rest = value
+        start = ["python", "-m", Path(program).parent.name] if Path(program).name == "__main__.py" else [program]
+        return f"{shlex.join([*start, *rest])}\n"
+    asked = "# python -m finetune run --config FILE, this text in FILE:\n" if key == "request" else ""
+    return asked + yaml.safe_dump(value, sort_keys=False)
+
+
+def _cell(text: str) -> str:
+    """Text that stays within its cell of a Markdown table."""
+    return " ".join(text.splitlines()).replace("|", "\\|")
 
 
 def _put(path: Path, text: str) -> None:

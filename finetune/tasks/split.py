@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
-from finetune.tasks.task import Split
+from finetune.tasks.task import Choices, Split, Text
 
 MOST_HELD_OUT = 1000
 
@@ -43,12 +44,17 @@ def _joined(splits: Sequence[Split]) -> Split:
 
 
 def held_out(split: Split, share: float) -> tuple[Split, Split]:
-    """The rows that stay, and those that are taken away: the `share` whose content hashes lowest, 1,000 at most, one at
-    least."""
+    """The rows that stay, and those that are taken away: the `share` whose first segment hashes lowest, 1,000 at most.
+
+    Rows with the same first segment stay together: with a question's other answer in training, a row's label is known.
+    """
     count = max(1, min(MOST_HELD_OUT, round(share * len(split))))
-    if count >= len(split):
-        raise RequestError(f"{len(split)} training rows, too few to hold {count} out; give --task.dev and --task.test")
-    taken = set(_lowest(split, "held out", count))
+    taken = _lowest_groups(split, count)
+    if not taken or len(taken) == len(split):
+        raise RequestError(
+            f"{len(split)} training rows, too few (or too alike in their first segment) to hold {count} out; give"
+            " --task.dev and --task.test"
+        )
     return _picked(split, [at for at in range(len(split)) if at not in taken]), _picked(split, sorted(taken))
 
 
@@ -68,10 +74,30 @@ def subset(split: Split, values: list[str], value: str) -> Split:
 
 
 def _lowest(split: Split, purpose: str, count: int) -> list[int]:
-    def rank(at: int) -> bytes:
-        return hashlib.blake2b(f"{purpose}\0{split.texts[at]!r}".encode(), digest_size=8).digest()
+    return sorted(range(len(split)), key=lambda at: _rank(purpose, split.texts[at]))[:count]
 
-    return sorted(range(len(split)), key=rank)[:count]
+
+def _lowest_groups(split: Split, count: int) -> set[int]:
+    """Rows whose first segment hashes lowest, whole groups of equal ones, `count` in all or a few less."""
+    groups: dict[Any, list[int]] = {}
+    for at, text in enumerate(split.texts):
+        groups.setdefault(_first_segment(text), []).append(at)
+    taken: list[int] = []
+    for first in sorted(groups, key=lambda first: _rank("held out", first)):
+        if len(taken) + len(groups[first]) <= count:
+            taken += groups[first]
+    return set(taken)
+
+
+def _first_segment(text: Text | Choices) -> Any:
+    """What rows about one thing share: the first of two segments, of all answers of a row; a lone segment is its own."""
+    if text and not isinstance(text[0], str):
+        return text[0][0] if len(text[0]) == 2 else text
+    return text[0] if len(text) == 2 else text
+
+
+def _rank(purpose: str, content: Any) -> bytes:
+    return hashlib.blake2b(f"{purpose}\0{content!r}".encode(), digest_size=8).digest()
 
 
 def _picked(split: Split, rows: list[int]) -> Split:

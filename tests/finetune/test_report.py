@@ -190,9 +190,30 @@ def test_one_name_for_two_sets_of_weights_is_told_apart(tmp_path: Path) -> None:
     assert "| base (aaaaaaaa) | vanilla | 1 | 50.00" in text(tmp_path / "report", "md")
 
 
-def test_a_copy_of_a_run_is_refused_since_it_would_pass_for_a_seed(runs: Path) -> None:
+def test_weights_of_several_files_are_one_set_and_pair_with_no_other(tmp_path: Path) -> None:
+    """The first file, the adversary's, is the same; so a name by its hash would merge two models."""
+    folder = tmp_path / "runs"
+    for name, vanilla, asa in (("x", 0.5, 0.6), ("y", 0.7, 0.9)):
+        weights = {"model_sha256": "a" * 64 + "+" + name * 64}
+        tuned(folder / name, "vanilla", 0, vanilla, inputs=weights)
+        tuned(folder / name, "asa", 0, asa, inputs=weights)
+    write(ReportConfig(runs=folder, out=tmp_path / "report"))
+    with (tmp_path / "report" / "report.csv").open() as file:
+        gains = {row["model"]: float(row["mean"]) for row in csv.DictReader(file) if row["metric"] == "gain"}
+    assert sorted(gains.values()) == pytest.approx([0.1, 0.2])
+    assert all(re.fullmatch(r"base \([0-9a-f]{8}\)", model) for model in gains)
+
+
+def test_a_copy_of_a_run_is_left_out_since_it_would_pass_for_a_seed(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "base-vanilla-0", runs / "copy")
-    with pytest.raises(RequestError, match=r"base-vanilla-0 and copy are the same run"):
+    write(ReportConfig(runs=runs, out=tmp_path / "report"))
+    assert figures(tmp_path / "report")["finetune", "base", "vanilla", "test_accuracy"]["n"] == "3"
+    assert "| copy | the same run as base-vanilla-0 | finetune | base" in text(tmp_path / "report", "md")
+
+
+def test_a_run_made_twice_with_other_scores_is_refused(runs: Path) -> None:
+    tuned(runs / "again", "vanilla", 0, 0.81)
+    with pytest.raises(RequestError, match=r"again/base-vanilla-0 and base-vanilla-0 are the same run .* other scores"):
         collect(runs)
 
 
@@ -202,7 +223,7 @@ def test_a_report_of_unfinished_runs_alone_says_so(tmp_path: Path) -> None:
     write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
     page = text(tmp_path / "report", "md")
     assert "| base-asa-0 | unfinished |" in page
-    assert "| empty | no start line of a known stage |" in page
+    assert "| empty | no start line |" in page
 
 
 @pytest.mark.parametrize(
@@ -212,6 +233,7 @@ def test_a_report_of_unfinished_runs_alone_says_so(tmp_path: Path) -> None:
         (["report", "a", "b", "--out", "c"], "unexpected argument 'b'"),
         (["report", "gone", "--out", "c"], "no folder gone"),
         (["report", ".", "--out", "c"], "no run below ."),
+        (["report", ".", "--out", "file"], "a file stands there"),
         (["reprot"], "did you mean 'report'"),
     ],
 )
@@ -223,6 +245,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
     monkeypatch.setattr(sys, "argv", ["finetune", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()

@@ -66,7 +66,8 @@ def test_a_predictions_file_gives_what_its_metric_needs(tmp_path: Path) -> None:
     save_predictions(path, these)
     table = parts(path, "accuracy")
     assert table is not None
-    assert table.tolist() == [[1, 1], [1, 1], [0, 1]]
+    assert table.ids == ("0", "1", "2")
+    assert table.sums_NK.tolist() == [[1, 1], [1, 1], [0, 1]]
     assert parts(tmp_path / "gone.npz", "accuracy") is None
 
 

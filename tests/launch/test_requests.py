@@ -9,10 +9,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
+import cli
 from asa import checkpoint, manifest, record
 from asa.config import field_names, save_yaml
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
+from launch.__main__ import finetune_commands, reads_the_hub
 from launch.command import deepspeed_command
 from launch.nodes import Nodes
 from launch.options import ClusterOptions, FinetuneOptions
@@ -237,3 +239,12 @@ def test_help_lists_the_launchers_flags_after_the_stages(ask: Ask) -> None:
 def test_no_flag_of_the_launcher_is_also_a_key_of_a_stage() -> None:
     for stage, own in ((PretrainConfig, ClusterOptions), (FinetuneConfig, FinetuneOptions)):
         assert set(field_names(own)) & set(field_names(stage)) == set()
+
+
+@pytest.mark.parametrize(
+    ("flags", "offline"), [(["--tasks", "sst2"], False), (["--tasks", "sst2", "--data", "d"], True)]
+)
+def test_only_a_command_that_reads_tasks_from_the_hub_may_reach_it(flags: list[str], offline: bool) -> None:
+    request = cli.parse(FinetuneConfig, [*flags, "--models.m", "m", "--out", "o"], "finetune")
+    _, settings = finetune_commands(FinetuneOptions(nproc=1), flags, reads_the_hub(request))
+    assert ("HF_HUB_OFFLINE" in settings) == offline

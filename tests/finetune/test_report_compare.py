@@ -1,0 +1,226 @@
+"""What the report holds against what, and what it leaves out: settings, seeds, machines, weights, damaged files."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from asa.errors import WorkError
+from finetune.config import ReportConfig
+from finetune.predictions import Predictions, Stored, save_predictions
+from finetune.report import analysis, overview, tested
+from finetune.report.attention import load
+from finetune.report.collect import collect
+from finetune.report.compare import comparisons, least_p
+from finetune.report.examples import parts
+from finetune.report.rows import Row, tuned_rows
+from finetune.report.svg import draw
+from finetune.report.write import write
+from tests.finetune.test_report_tasks import put, tuned
+
+TAU = {"asa": {"tau": 0.3}}
+ATTACK = {"stage": "robustness", "task": "rte", "model": "m", "reference": "r"}
+
+
+def rows_of(runs: Path) -> list[Row]:
+    return tuned_rows(collect(runs))
+
+
+def written(runs: Path, out: Path) -> tuple[str, list[list[str]]]:
+    """report.md, and the lines of report.csv."""
+    write(ReportConfig(runs=runs, out=out))
+    lines = (out / "report.csv").read_text().splitlines()
+    return (out / "report.md").read_text(), [line.split(",") for line in lines]
+
+
+def test_a_task_under_two_settings_has_two_columns_and_the_table_no_mean(tmp_path: Path) -> None:
+    tuned(tmp_path, "sst2", "vanilla", 0, 40)
+    tuned(tmp_path / "b", "sst2", "vanilla", 0, 50, config={"optim": {"lr": 5e-5}})
+    tuned(tmp_path, "mrpc", "vanilla", 0, 45)
+    tuned(tmp_path / "b", "mrpc", "vanilla", 0, 45, config={"optim": {"lr": 3e-4}, "length": 64})
+    shown = overview.scores(rows_of(tmp_path), "Scores")
+    assert shown.columns[2:] == ["mrpc A (F1)", "mrpc B (F1)", "sst2 C (accuracy)", "sst2 D (accuracy)"]
+    assert "A: length=64. B: length=n/a. C: optim.lr=0.0001. D: optim.lr=5e-05." in shown.note
+    assert "No mean over tasks, since mrpc, sst2" in shown.note
+
+
+def test_scores_over_other_seeds_than_vanillas_are_marked(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        tuned(tmp_path, "sst2", "vanilla", seed, 40 + seed)
+        tuned(tmp_path, "sst2", "asa", seed, 45 + seed)
+    tuned(tmp_path, "sst2", "pgd", 0, 50)
+    tuned(tmp_path / "other", "sst2", "pgd", 0, 50, model="other")
+    shown = overview.scores(rows_of(tmp_path), "Scores")
+    assert [(row[1], "†" in row[2]) for row in shown.rows] == [
+        ("vanilla", False),
+        ("asa", False),
+        ("pgd", True),
+        ("pgd", False),  # no vanilla run of that model to be held against
+    ]
+    assert "Over other seeds than vanilla's" in shown.note
+
+
+@pytest.mark.parametrize("changes", [{"environment": {"device": "gpu"}}, {"processes": 2}])
+def test_costs_are_not_compared_across_machines(tmp_path: Path, changes: dict[str, Any]) -> None:
+    tuned(tmp_path, "sst2", "vanilla", 0, 40, environment={"device": "cpu"}, processes=1)
+    tuned(tmp_path, "sst2", "pgd", 0, 45, environment={"device": "cpu"}, processes=1)
+    tuned(tmp_path, "sst2", "asa", 0, 45, **{"environment": {"device": "cpu"}, "processes": 1, **changes})
+    values = {row.method: row.values for row in rows_of(tmp_path)}
+    assert values["pgd"]["slowdown"] == pytest.approx(1.5)
+    assert "slowdown" not in values["asa"]
+    assert values["asa"]["gain"] == pytest.approx(5 / 60)
+
+
+def test_a_bare_method_means_one_setting_on_all_tasks_or_a_note_says_otherwise(tmp_path: Path) -> None:
+    tuned(tmp_path, "sst2", "asa", 0, 40, own=TAU)
+    tuned(tmp_path, "mrpc", "asa", 0, 40, own={"asa": {"tau": 0.5}})
+    rows = rows_of(tmp_path)
+    assert {row.method for row in rows} == {"asa"}
+    assert "asa has settings of its own for each task" in overview.scores(rows, "Scores").note
+    for seed in (1, 2):
+        tuned(tmp_path, "mrpc", "asa", seed, 40, own=TAU)
+    rows = rows_of(tmp_path)
+    assert {(row.task, row.method) for row in rows} == {("sst2", "asa"), ("mrpc", "asa"), ("mrpc", "asa tau=0.5")}
+    assert "settings of its own" not in overview.scores(rows, "Scores").note
+
+
+def test_attacks_with_other_settings_are_told_apart_and_in_the_csv(tmp_path: Path) -> None:
+    for steps, median in ((10, 1.0), (2000, 2.0)):
+        put(tmp_path / "runs" / str(steps), {**ATTACK, "config": {"steps": steps}}, [], {"median": median, "n": 9})
+    page, lines = written(tmp_path / "runs", tmp_path / "out")
+    assert "| rte A | m | r | 9 |" in page
+    assert "A: steps=10. B: steps=2000." in page
+    assert ["robustness", "rte", "m", "n/a", "B", "loss_increase_median_radii_from_r", "1", "2.0", "n/a"] in lines
+
+
+def test_ensembles_are_shown_and_other_records_are_left_out_by_name(tmp_path: Path) -> None:
+    facts = {"stage": "ensemble", "task": "sst2", "metrics": ["accuracy"], "model": "base", "method": "asa+vanilla"}
+    members = [
+        {"model": "base", "method": "asa"},
+        {"model": "base", "method": "asa"},
+        {"model": "base", "method": "vanilla"},
+    ]
+    command = ["/x/finetune/__main__.py", "ensemble", "a b", "c"]
+    put(tmp_path / "runs" / "all", {**facts, "members": members, "command": command}, [], {"test_accuracy": 0.875})
+    put(tmp_path / "runs" / "new", {"stage": "quantise"}, [], {})
+    page, lines = written(tmp_path / "runs", tmp_path / "out")
+    assert "| all | sst2 | 2 x base asa, 1 x base vanilla | Test accuracy 87.50 |" in page
+    assert "| new | unknown stage quantise |" in page
+    assert "python -m finetune ensemble 'a b' c\n" in page
+    assert ["ensemble", "sst2", "base", "asa+vanilla", "", "test_accuracy", "1", "0.875", "n/a"] in lines
+
+
+def test_models_are_tested_against_those_before_them_in_the_request(tmp_path: Path) -> None:
+    request = {"models": {"base": "x", "mlm": "y", "asa": "z"}}
+    for place, model in enumerate(request["models"]):
+        for seed in range(3):
+            changes = {"model": model, "request": request}
+            tuned(tmp_path / "runs" / model, "sst2", "vanilla", seed, 40 + 2 * place + seed, **changes)
+    found = comparisons(rows_of(tmp_path / "runs"))
+    assert found.methods == []
+    gains = {(one.row.model, one.against): one.gains for one in found.models}
+    assert gains == {
+        ("mlm", "base"): pytest.approx((2 / 60,) * 3),
+        ("asa", "base"): pytest.approx((4 / 60,) * 3),
+        ("asa", "mlm"): pytest.approx((2 / 60,) * 3),
+    }
+    cells = tested.tests(found.models, "Models").rows
+    assert cells[0][:4] == ["sst2", "mlm", "base", "vanilla"]
+    page, lines = written(tmp_path / "runs", tmp_path / "out")
+    assert "## Tests against other models" in page
+    assert "3 comparisons." in page
+    figures = {(line[2], line[5]): line for line in lines}
+    assert figures["asa", "p_seeds against base"][6:] == ["3", "0.25", "n/a"]
+    assert float(figures["asa", "p_seeds_holm against base"][7]) == pytest.approx(0.75)
+    low, high = (float(figures["asa", f"{name} against base"][7]) for name in ("low", "high"))
+    assert low < 4 / 60 < high
+
+
+def test_examples_are_the_same_by_their_ids_and_the_majority_counts(tmp_path: Path) -> None:
+    for seed in range(3):
+        tuned(tmp_path, "sst2", "vanilla", seed, 40)
+        tuned(tmp_path, "sst2", "asa", seed, 45)
+    odd = tmp_path / "sst2" / "base-asa-0" / "predictions" / "test.npz"
+    gold = [0, 1] * 30
+    other = Predictions("classification", list(np.eye(2)[gold]), None)
+    save_predictions(odd, Stored(other, [f"other {i}" for i in range(60)], list(gold), ["0", "1"], ("accuracy",)))
+    (one,) = comparisons(rows_of(tmp_path)).methods
+    assert len(one.gains) == 3
+    assert math.isnan(one.p_examples)  # one of its three pairs has other examples
+    for path in (tmp_path / "sst2" / "base-asa-0").rglob("*"):
+        path.unlink() if path.is_file() else None
+    (one,) = comparisons(rows_of(tmp_path)).methods
+    assert one.p_examples < 0.05
+
+
+def test_what_is_not_known_is_told_as_such_and_not_drawn(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    start = {"stage": "finetune", "task": "ax", "metrics": ["matthews"], "model": "a|b", "method": "asa", "seed": 0}
+    masks = {"event": "train", "step": 5, "masked_share": [0.25, None]}
+    put(runs / "tuned", start, [masks, {"event": "eval", "step": 5, "matthews": None}], {"dev_matthews": 0.5})
+    put(runs / "pre", {"stage": "pretrain", "method": "vanilla", "model": "tiny", "seed": 0}, [], {"seconds": 1.0})
+    page, lines = written(runs, tmp_path / "out")
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert html.count("<figure>") == 2  # the masked shares alone
+    assert "nan" not in page.replace("finetune", "").lower()
+    assert 'aria-label="Masked share after training, bottom layer first: ax 25.0% / n/a."' in html
+    assert "The task has no labelled test rows" in page
+    assert "No run on ax has a test score." in page
+    assert r"| a\|b | asa | 1 |" in page
+    assert ["finetune", "ax", "a|b", "asa", "", "masked_share_layer_0", "1", "0.25", "n/a"] in lines
+
+
+def test_models_of_other_depth_have_no_mean_share(tmp_path: Path) -> None:
+    start = {"stage": "finetune", "task": "ax", "metrics": ["matthews"], "model": "m", "method": "asa"}
+    for seed, shares in enumerate(([0.2, 0.4], [0.2, 0.4, 0.6])):
+        events = [{"event": "train", "step": 5, "masked_share": shares}]
+        put(tmp_path / str(seed), {**start, "seed": seed}, events, {"test_matthews": 0.5})
+    masked = analysis.masking(rows_of(tmp_path))
+    assert [row[3:] for row in analysis.shares_by_layer(masked).rows] == [
+        ["1", "20.0", "40.0", "-", "30.0 ± n/a"],
+        ["1", "20.0", "40.0", "60.0", "40.0 ± n/a"],
+    ]
+    assert "ax, 3 layers 20.0% / 40.0% / 60.0%" in analysis.layers_and_tasks(masked, "x").alt
+
+
+def test_controls_have_a_table_of_their_own_beside_asa_alone(tmp_path: Path) -> None:
+    tuned(tmp_path / "runs", "sst2", "r_drop", 0, 40)
+    assert "ASA beside chance" not in written(tmp_path / "runs", tmp_path / "out")[0]
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    for name, content in (
+        ("a.maps.json", "{"),
+        ("b.maps.json", "[]"),
+        ("c.maps.json", json.dumps({"layers": {"0": []}})),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(WorkError, match=name):
+            load(tmp_path / name)
+    whole = tmp_path / "whole.npz"
+    these = Predictions("regression", [np.ones(1), np.ones(1)], None)
+    save_predictions(whole, Stored(these, ["0", "1"], [0.5, 1.0], [], ("pearson",)))
+    for name, content in (("torn.npz", whole.read_bytes()[:200]), ("text.npz", b"no zip"), ("empty.npz", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(WorkError, match=name):
+            parts(tmp_path / name, "pearson")
+
+
+def test_a_users_matplotlibrc_changes_nothing() -> None:
+    def paint(figure: Figure) -> None:
+        figure.subplots().plot([0, 1])
+
+    plain = draw("x", 3, 2, paint)
+    with matplotlib.rc_context({"font.size": 20, "xtick.direction": "in", "lines.marker": "o"}):
+        assert draw("x", 3, 2, paint) == plain
+        assert matplotlib.rcParams["font.size"] == 20
+
+
+def test_the_least_p_is_that_of_random_flips_where_seeds_are_many() -> None:
+    assert least_p(5) == 0.0625
+    assert least_p(20) == pytest.approx(0.0002)
