@@ -101,7 +101,19 @@ def _bracketed(cls: Any, argv: list[str]) -> list[str]:
         element = flags.get(split[index - 1])
         if element is not None and not split[index].startswith("["):
             split[index] = _as_list(split[index], element)
+        elif element is str:
+            split[index] = _quoted(split[index])
     return split
+
+
+def _quoted(text: str) -> str:
+    """A list of YAML with every element as text, `no` and `1` too; another thing as it is."""
+    try:
+        read = yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return text
+    flat = isinstance(read, list) and all(isinstance(part, str) for part in read)
+    return json.dumps(read) if flat else text
 
 
 def _as_list(value: str, element: Any) -> str:

@@ -19,7 +19,8 @@ class Batch:
     inputs: what the Hugging Face model takes (input_ids, attention_mask, token_type_ids), each BL or BCL.
     labels: M token ids (mlm), B classes (classification, choice), B floats (regression) or BL with -100 (token).
     positions: M indices into the flattened BL of the masked tokens (mlm only).
-    total_rows: sequences that pass the encoder in this optimizer step, over all micro-batches and ranks.
+    total_rows: sequences that pass the encoder in this optimizer step, over all micro-batches and ranks, without the
+    fillers of kind choice: an answer that a question does not have is a sequence of padding alone.
     total_labels: labelled units in this optimizer step, over all micro-batches and ranks.
     """
 

@@ -1,11 +1,13 @@
 """Hugging Face folders: tokenizers and their hash, checks, loading."""
 
+import copy
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
@@ -67,6 +69,22 @@ def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
     except Exception as error:
         detail = " ".join(str(error).split())[:200]
         raise RequestError(f"{folder} has a damaged tokenizer ({detail}); give a complete folder by {flag}") from None
+
+
+def for_words(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A tokenizer for lists of words: a byte-level one such as RoBERTa's reads each word with the space before it that
+    it has inside a sentence, and is saved so; any other is returned as it is."""
+    steps: Any = tokenizer.backend_tokenizer.pre_tokenizer  # type: ignore[attr-defined]  # fast tokenizers have it
+    if "ByteLevel" not in str(steps):
+        return tokenizer
+    spaced: Any = copy.deepcopy(tokenizer)
+    steps = spaced.backend_tokenizer.pre_tokenizer
+    for step in steps if isinstance(steps, pre_tokenizers.Sequence) else [steps]:
+        if isinstance(step, pre_tokenizers.ByteLevel):
+            step.add_prefix_space = True
+    # RoBERTa's own class makes its steps anew when it is loaded.
+    spaced.init_kwargs["add_prefix_space"] = spaced.add_prefix_space = True
+    return spaced
 
 
 def vocab_sha256(tokenizer: PreTrainedTokenizerBase) -> str:

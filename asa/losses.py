@@ -124,8 +124,10 @@ def penalty(kept: Tensor, batch: Batch, tau: float) -> Tensor:
 
 
 def masked_share(keep_BLL: Tensor, seen_BLL: Tensor, pad_BL: Tensor) -> Tensor:
-    """Share of each row's pairs (a real query and a key it sees) that are masked, summed over rows; no gradient."""
+    """Share of each row's pairs (a real query and a key it sees) that are masked, 0 for a row of padding alone, summed
+    over rows; no gradient."""
     with torch.no_grad():
         pairs_BLL = (~pad_BL[:, :, None] & seen_BLL).expand(-1, -1, keep_BLL.shape[-1])
         keep_BLL = keep_BLL.mean(1) if keep_BLL.dim() == 4 else keep_BLL
-        return (1 - (keep_BLL * pairs_BLL).sum((1, 2)) / pairs_BLL.sum((1, 2)).clamp_min(1)).sum()
+        pairs_B, kept_B = pairs_BLL.sum((1, 2)), (keep_BLL * pairs_BLL).sum((1, 2))
+        return torch.where(pairs_B > 0, 1 - kept_B / pairs_B.clamp_min(1), 0).sum()

@@ -13,7 +13,9 @@ from asa.attention import attach, perturbed
 from asa.batch import Batch, Kind
 from asa.signal import Perturb, Tap
 
-# B rows, C classes, D width, L length, M masked positions, V vocabulary
+# B rows, C classes or choices, D width, L length, M masked positions, V vocabulary
+
+ABSENT = -1e4  # logit of an answer that a question does not have
 
 
 @dataclass
@@ -50,6 +52,8 @@ class TaskModel(nn.Module):
         if self.kind == "mlm":
             return masked_lm(self.model, batch, perturb, tap, self.head_at_cls)
         with perturbed(self.model, perturb, tap):
+            if self.kind == "choice":
+                return Output(_among_answers(self.model, batch))
             return Output(self.model(**batch.inputs).logits)
 
     def twin(self) -> "TaskModel":
@@ -60,6 +64,17 @@ class TaskModel(nn.Module):
         with torch.random.fork_rng(devices=[]):
             twin = type(self.model)(copy.deepcopy(self.model.config))
             return TaskModel(twin.float(), self.kind).eval()
+
+
+def _among_answers(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """Logits BC in which an answer that a question does not have, a sequence of padding alone, has no probability."""
+    mask_BCL = batch.inputs["attention_mask"].clone()
+    absent_BC = (mask_BCL == 0).all(-1)
+    # Attention to nothing at all would be 0 / 0.
+    mask_BCL[..., 0].masked_fill_(absent_BC, 1)
+    logits_BC = model(**batch.inputs | {"attention_mask": mask_BCL}).logits
+    # Finite, so that differences of log probabilities stay numbers; within FP16's range.
+    return logits_BC.masked_fill(absent_BC, ABSENT)
 
 
 def masked_lm(

@@ -1,5 +1,6 @@
 """Scores of predictions, by scipy, scikit-learn and seqeval; higher is better."""
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -36,11 +37,12 @@ def check_metrics(metrics: Sequence[str], kind: Kind, labels: Sequence[str], fla
         if name == "f1" and len(labels) != 2:
             raise RequestError(f"metrics: 'f1' is of two classes, there are {len(labels)}; set {flag} macro_f1")
         if name == "entity_f1" and not _marks_entities(labels):
-            raise RequestError(f"metrics: 'entity_f1' wants labels O, B-... and I-...; set {flag} accuracy")
+            raise RequestError(f"metrics: 'entity_f1' wants labels O, B-..., I-... (E-..., S-...); set {flag} accuracy")
 
 
 def _marks_entities(labels: Sequence[str]) -> bool:
-    return len(labels) > 1 and all(name == OUTSIDE or name.startswith(("B-", "I-")) for name in labels)
+    """Whether all are O or of the forms that seqeval knows: B, I, E or S, alone or with a type behind a hyphen."""
+    return len(labels) > 1 and all(name == OUTSIDE or re.fullmatch("[BIES](-.+)?", name) for name in labels)
 
 
 def _accuracy(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
@@ -55,8 +57,7 @@ def _f1(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> flo
 
 
 def _macro_f1(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
-    classes = list(range(len(labels)))
-    return float(f1_score(gold, found, labels=classes, average="macro", zero_division=0))  # type: ignore[arg-type]
+    return float(f1_score(gold, found, average="macro", zero_division=0))  # type: ignore[arg-type]
 
 
 def _matthews(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
@@ -113,7 +114,7 @@ METRICS: dict[str, Metric] = {
     "token_f1": _token_f1,
 }
 """Scores by name, of gold labels and predicted ones in row order. accuracy: of rows, or of all words together. f1: of
-the second class. macro_f1: mean over all classes, 0 for one never seen. entity_f1: whole entities, by seqeval.
+the second class. macro_f1: mean over the classes that are in gold or predicted. entity_f1: whole entities, by seqeval.
 token_f1: words, all classes but O pooled. A word that was cut off is predicted as O."""
 
 USUAL: dict[Kind, tuple[str, ...]] = {

@@ -120,8 +120,10 @@ def _whole(module: TaskModel, weights: dict[str, Tensor]) -> TaskModel:
 
 def _write(module: TaskModel, source: Path, folder: Path, facts: dict[str, Any]) -> None:
     with manifest.staging(folder) as partial:
-        module.model.save_pretrained(partial)
-        hf.load_tokenizer(source, "--models").save_pretrained(partial)
+        tokenizer = hf.load_tokenizer(source, "--models")
+        with hf.quiet():
+            module.model.save_pretrained(partial)
+        (hf.for_words(tokenizer) if module.kind == "token" else tokenizer).save_pretrained(partial)
         if module.adversary is not None:
             module.adversary.save_pretrained(partial)
         manifest.write(partial, "model", facts)

@@ -1,5 +1,7 @@
 """A model's outputs on a split, and the file that keeps them with all that is needed to score them again."""
 
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -70,8 +72,9 @@ def predict(module: TaskModel, data: Encoded, size: int, device: torch.device) -
         marks = batch.labels.numpy() != IGNORE
         for place, row in enumerate(rows):
             logits[row] = values_BC[place][marks[place]] if data.kind == "token" else values_BC[place]
+    most = max(data.answers, default=0)
     for row, number in enumerate(data.answers):
-        logits[row] = np.where(np.arange(logits[row].size) < number, logits[row], -np.inf)
+        logits[row] = np.pad(logits[row][:number], (0, most - number), constant_values=-np.inf)
     loss = float(np.average(torch.stack(losses).double().cpu(), weights=units)) if losses else None
     return Predictions(data.kind, logits, loss)
 
@@ -101,9 +104,16 @@ def save_predictions(path: Path, these: Stored) -> None:
 
 
 def load_predictions(path: Path) -> Stored:
-    """What save_predictions wrote, without a loss. Raises RequestError where there is no such file."""
+    """What save_predictions wrote, without a loss. Raises: RequestError for no file, WorkError for a damaged one."""
     if not path.is_file():
         raise RequestError(f"no file {path}; it is written at the end of a run: give the folder of a finished one")
+    try:
+        return _read(path)
+    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile, zlib.error):
+        raise WorkError(f"{path} is damaged; restore it, or remove the run's folder and make the run again") from None
+
+
+def _read(path: Path) -> Stored:
     with np.load(path) as file:
         kind: Kind = file["kind"].item()
         logits = np.split(file["logits"], np.cumsum(file["words"])[:-1])

@@ -1,9 +1,8 @@
 """Kind choice: the answers of a row, and which of them is right."""
 
-import json
 from typing import Any
 
-from finetune.tasks.cells import canonical, cell, flag, string, wrong
+from finetune.tasks.cells import canonical, cell, flag, listed, string, wrong
 from finetune.tasks.files import Row
 from finetune.tasks.spec import TaskConfig
 
@@ -15,7 +14,7 @@ def answers(task: TaskConfig, row: Row) -> tuple[list[str], list[str]]:
         return [string(task, row, column, "choices") for column in columns], []
     value = cell(task, row, columns[0], "choices")
     try:
-        texts, names = _listed(json.loads(value) if isinstance(value, str) else value)
+        texts, names = _listed(listed(value) if isinstance(value, str) else value)
     except (ValueError, TypeError, KeyError, AttributeError):
         texts, names = [], []
     if len(texts) < 2:
@@ -34,16 +33,30 @@ def _listed(value: Any) -> tuple[list[str], list[str]]:
 
 
 def right(task: TaskConfig, row: Row, texts: list[str], names: list[str]) -> int:
-    """Index of the right answer, which the label gives by its own name, its number, its text or its letter."""
+    """Index of the right answer, which the label gives by its own name, its number, its letter or its text.
+
+    Raises: RequestError for another label, and for one that is the text of one answer and the number of another.
+    """
     value = cell(task, row, task.label, "label")
     name, last = canonical(value), len(texts) - 1
     if name in names:
         return names.index(name)
-    if name.isdecimal() and int(name) <= last:
-        return int(name)
-    if name in texts:
-        return texts.index(name)
-    if len(name) == 1 and 0 <= ord(name.upper()) - ord("A") <= last:
-        return ord(name.upper()) - ord("A")
-    allowed = f"0 to {last}, A to {chr(ord('A') + last)} or the text of an answer"
-    raise wrong(row, f"label {value!r:.60}, allowed: {allowed}", flag(task, "label"))
+    letters = [chr(ord("A") + at) for at in range(len(texts))]
+    ways = {"number": list(map(str, range(len(texts)))), "letter": letters, "text": texts}
+    said = {"number": name, "letter": name.upper(), "text": str(value).strip()}
+    found = {way: ways[way].index(said[way]) for way in _ways(task, value) if said[way] in ways[way]}
+    if not found:
+        allowed = f"0 to {last}, A to {letters[-1]} or the text of an answer"
+        raise wrong(row, f"label {value!r:.60}, allowed: {allowed}", flag(task, "label"))
+    if len({texts[at] for at in found.values()}) > 1:
+        both = " and the ".join(f"{way} of answer {at}" for way, at in found.items())
+        what = f"label {value!r:.60} is the {both} (from 0); say it another way, such as a number of JSON"
+        raise wrong(row, what, flag(task, "label"))
+    return next(iter(found.values()))
+
+
+def _ways(task: TaskConfig, value: Any) -> tuple[str, ...]:
+    """What a label may be. A number of JSON is no text, and RACE and DREAM say what theirs are."""
+    if type(value) in (int, float):
+        return ("number",)
+    return {"race": ("letter",), "dream": ("text",)}.get(task.format, ("number", "letter", "text"))

@@ -1,8 +1,9 @@
 """Texts -> batches. Which rows a training batch holds is a pure function of (seed, step)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from asa import hf
 from asa.batch import IGNORE, Batch
 from finetune.tasks.task import Choices, Kind, Label, Split, Text
 
@@ -21,7 +23,8 @@ NOTHING = 2**60  # a divisor after which a loss and its gradients are lost in th
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A tokenized split. columns: what the model takes, per row one tensor of token ids (or the like), L or CL.
+    """A tokenized split. columns: what the model takes, per row one tensor of token ids (or the like), L, or CL of the
+    row's own answers.
 
     padding: the value each column is padded with. labels: per row what its loss takes, None where it has none.
     gold: the labels as the task has them. answers: of each row of kind choice, the number of its real answers.
@@ -35,8 +38,8 @@ class Encoded:
     answers: list[int]
 
     def batch(self, rows: Sequence[int] | np.ndarray, step: Sequence[int] | np.ndarray | None = None) -> Batch:
-        """The rows padded to the longest of them. Args: step, all rows of the optimizer step, over which losses are
-        means; None: these are all."""
+        """The rows padded to the longest of them, and to the most answers. Args: step, all rows of the optimizer step,
+        over which losses are means; None: these are all."""
         inputs = {
             name: _padded([column[row] for row in rows], self.padding[name]) for name, column in self.columns.items()
         }
@@ -58,17 +61,24 @@ class Encoded:
         chosen = [self.labels[row] for row in rows]
         return _padded(chosen, IGNORE) if self.kind == "token" else torch.stack(chosen)
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         return np.array([ids.shape[-1] for ids in self.columns["input_ids"]])
+
+    @cached_property
+    def order(self) -> Callable[..., list[np.ndarray]]:
+        """The rows of each batch of an epoch, by size, seed, epoch, buckets; the newest epoch is kept in memory."""
+        return lru_cache(maxsize=1)(partial(_order, self.lengths))
 
     def __len__(self) -> int:
         return len(self.columns["input_ids"])
 
 
 def _padded(rows: list[Tensor], value: int) -> Tensor:
-    longest = max(row.shape[-1] for row in rows)
-    return torch.stack([F.pad(row, (0, longest - row.shape[-1]), value=value) for row in rows])
+    """Rows of L, or of CL, to the largest C and L among them."""
+    longest, most = max(row.shape[-1] for row in rows), max(row.shape[0] for row in rows)
+    missing = [(0, longest - row.shape[-1], 0, most - row.shape[0])[: 2 * row.dim()] for row in rows]
+    return torch.stack([F.pad(row, gap, value=value) for row, gap in zip(rows, missing, strict=True)])
 
 
 def encode(kind: Kind, split: Split, tokenizer: PreTrainedTokenizerBase, length: int) -> Encoded:
@@ -108,13 +118,15 @@ def _segments(texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, length:
 def _choices(
     split: Split, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> tuple[dict[str, list[Tensor]], list[int]]:
-    """Every row with as many answers as the row that has most, the added ones empty; they are never predicted."""
-    most = max(len(text) for text in split.texts)
+    """Per row a tensor of its answers, padded to the longest of them; and the number of its answers."""
     answers = [len(text) for text in split.texts]
-    filled = [(*text, *[("",) * len(text[0])] * (most - len(text))) for text in split.texts]
-    flat = _segments([_text(answer) for text in filled for answer in text], tokenizer, length)  # type: ignore[arg-type]
+    flat = _segments([_text(answer) for text in split.texts for answer in text], tokenizer, length)  # type: ignore[arg-type]
+    ends = list(accumulate(answers))
     return {
-        name: [_padded(column[at : at + most], _padding(tokenizer, name)) for at in range(0, len(column), most)]
+        name: [
+            _padded(column[end - number : end], _padding(tokenizer, name))
+            for end, number in zip(ends, answers, strict=True)
+        ]
         for name, column in flat.items()
     }, answers
 
@@ -123,6 +135,7 @@ def _words(
     split: Split, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> tuple[dict[str, list[Tensor]], list[Tensor] | None]:
     """A word's label stands at its first token; the others and the special tokens have none."""
+    tokenizer = hf.for_words(tokenizer)
     words = _visible(split, tokenizer)
     table = tokenizer(words, is_split_into_words=True, truncation=True, max_length=length)
     columns = {name: [torch.tensor(ids) for ids in column] for name, column in table.items()}
@@ -153,7 +166,7 @@ def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> list[list[str]
 def training_rows(data: Encoded, size: int, seed: int, step: int, buckets: bool) -> np.ndarray:
     """The rows of batch number `step` (from 0, over all epochs) of a run."""
     epoch, position = divmod(step, steps_per_epoch(len(data), size))
-    return _order(data, size, seed, epoch, buckets)[position]
+    return data.order(size, seed, epoch, buckets)[position]
 
 
 def window(data: Encoded, rows: np.ndarray, micro: int, rank: int = 0, world: int = 1) -> list[Batch]:
@@ -180,15 +193,14 @@ def steps_per_epoch(rows: int, size: int) -> int:
     return -(-rows // size)
 
 
-@lru_cache(maxsize=2)
-def _order(data: Encoded, size: int, seed: int, epoch: int, buckets: bool) -> list[np.ndarray]:
+def _order(lengths: np.ndarray, size: int, seed: int, epoch: int, buckets: bool) -> list[np.ndarray]:
     """The rows of each batch of an epoch. With buckets, rows of like length share a batch: less padding, and the
     batches come in random order."""
     random = np.random.default_rng((seed, epoch))
-    order = random.permutation(len(data))
+    order = random.permutation(len(lengths))
     if not buckets:
         return [order[at : at + size] for at in range(0, len(order), size)]
-    lengths, stretch = data.lengths, STRETCH * size
+    stretch = STRETCH * size
     parts = [order[at : at + stretch] for at in range(0, len(order), stretch)]
     order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in parts])
     batches = [order[at : at + size] for at in range(0, len(order), size)]

@@ -1,6 +1,8 @@
 """Single cells of a row, each mistake told with its line and the flag that mends it."""
 
 import ast
+import json
+import math
 import re
 from typing import Any
 
@@ -16,6 +18,11 @@ def flag(task: TaskConfig, key: str) -> str:
 
 def wrong(row: Row, what: str, named: str) -> RequestError:
     return RequestError(f"{row.path}:{row.number}: {what}; mend it or set {named}")
+
+
+def missing(value: Any) -> bool:
+    """Null, NaN or blank."""
+    return value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip()
 
 
 def has(row: Row, column: str) -> bool:
@@ -54,12 +61,27 @@ def _literal(task: TaskConfig, row: Row, value: str) -> str:
 
 def words(task: TaskConfig, row: Row, column: str, key: str) -> list[Any]:
     value = cell(task, row, column, key)
-    words = value.split() if isinstance(value, str) else value
+    words = _pieces(value.strip(), key) if isinstance(value, str) else value
     if not isinstance(words, list) or not words:
-        raise wrong(
-            row, f"column {column!r} holds {value!r:.60}, wanted: a list, or words between spaces", flag(task, key)
-        )
+        what = f"column {column!r} holds {value!r:.60}, wanted: a list, or words between spaces"
+        raise wrong(row, what, flag(task, key))
     return words
+
+
+def _pieces(text: str, key: str) -> Any:
+    """The words of a cell; None where it begins as a list of JSON does and is none. Only in a text may [ be a word."""
+    try:
+        return listed(text) if text.startswith("[") else text.split()
+    except ValueError:
+        return text.split() if key == "text" and text.split()[0] == "[" else None
+
+
+def listed(text: str) -> Any:
+    """JSON. Raises ValueError where it is none."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def canonical(value: Any) -> str:

@@ -8,14 +8,23 @@ from typing import Any
 from finetune.tasks.split import repeated
 from finetune.tasks.task import Kind, Split, Task
 
+NOTES = {
+    "repeated": "also among the training rows",
+    "dropped": "left out, without a label or a part of their columns",
+    "joined": "joined, of several lines each",
+    "seen": "left out of the added rows, as they choose or are scored",
+}
+
 
 def told(task: Task) -> str:
     """A line that says how many rows each split has, and what a user must know of them."""
     rows = ", ".join(f"{name} {count:,}" for name, count in task.facts.get("rows", {}).items())
-    repeats = [f"{count:,} of {name}" for name, count in task.facts.get("repeated", {}).items()]
-    left = [f"{count:,} of {name}" for name, count in task.facts.get("dropped", {}).items()]
-    notes = [f"also among the training rows: {', '.join(repeats)}"] if repeats else []
-    notes += [f"left out, without a label: {', '.join(left)}"] if left else []
+    notes = []
+    for fact, what in NOTES.items():
+        counts = [f"{count:,} of {name}" for name, count in task.facts.get(fact, {}).items()]
+        notes += [f"{what}: {', '.join(counts)}"] if counts else []
+    if task.kind == "token" and task.metrics[0] == "accuracy":
+        notes.append("its labels are scored by accuracy, word by word")
     return "; ".join([f"{task.name}: {rows}", *notes])
 
 
@@ -32,7 +41,7 @@ def facts_of(
         "rows": {name: len(split) for name, split in splits.items()},
         "classes": counts,
         "repeated": {name: count for name, count in others.items() if count},
-        "dropped": dropped,
+        "dropped": {name: count for name, count in dropped.items() if count},
         "files": hashes,
     }
 

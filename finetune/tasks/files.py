@@ -14,15 +14,19 @@ from asa.errors import RequestError, WorkError
 from finetune.tasks import published
 
 Format = Literal["auto", "csv", "tsv", "jsonl", "json", "parquet", "conll", "dream", "race", "six-lines"]
+Found = tuple[int, dict[str, Any]] | tuple[int, dict[str, Any], int]  # number, values and, where not one, the lines
+csv.field_size_limit(2**31 - 1)  # an article may be a cell
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 class Row(NamedTuple):
-    """path and number, from 1, say where it stands: a line of a text file, else the row's own number."""
+    """path and number, from 1, say where it stands: a line of a text file, else the row's own number. lines: that were
+    joined to it; 0: it lacks columns and is to be left out."""
 
     path: Path
     number: int
     values: dict[str, Any]
+    lines: int = 1
 
 
 def rows(
@@ -35,15 +39,15 @@ def rows(
     kind = form if form != "auto" else _by_ending(path)
     if not (path.is_dir() if kind == "race" else path.is_file()):
         raise RequestError(f"no {'folder' if kind == 'race' else 'file'} {path}; set {flag}")
-    if kind == "race":
-        found = published.race(path)
-    elif kind == "parquet":
-        found = _parquet(path)
-    else:
-        found = _text(path, kind, header, entry, mend)
+    for file in sorted(path.rglob("*.txt")) if kind == "race" else [path]:
+        yield from _told(file, _parquet(file) if kind == "parquet" else _text(file, kind, header, entry, mend), flag)
+
+
+def _told(path: Path, found: Iterator[Found], flag: str) -> Iterator[Row]:
+    """The rows of a file, its mistakes as errors that name it."""
     try:
-        for number, values in found:
-            yield Row(path, number, values)
+        for number, values, *lines in found:
+            yield Row(path, number, values, *lines)
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is no UTF-8 text ({error.reason}); save it as such or set {flag}") from None
     except published.WrongLine as error:
@@ -69,62 +73,70 @@ def opened(path: Path) -> Iterator[TextIO]:
         yield file
 
 
-def _text(
-    path: Path, kind: str, header: tuple[str, ...], entry: str, mend: bool
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    readers: dict[str, Callable[[TextIO], Iterator[tuple[int, dict[str, Any]]]]] = {
+def _text(path: Path, kind: str, header: tuple[str, ...], entry: str, mend: bool) -> Iterator[Found]:
+    readers: dict[str, Callable[[TextIO], Iterator[Found]]] = {
         "csv": lambda file: _csv(file, header),
         "tsv": lambda file: _tsv(file, header, mend),
         "jsonl": _jsonl,
         "json": lambda file: _json(file, entry),
         "conll": published.conll,
         "dream": published.dream,
+        "race": published.race,
         "six-lines": published.six_lines,
     }
     with opened(path) as file:
         yield from readers[kind](file)
 
 
-def _csv(file: TextIO, header: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv(file: TextIO, header: tuple[str, ...]) -> Iterator[Found]:
     """Separated by commas, or by tabs where the first line has tabs alone; quoted where needed."""
-    first = file.readline()
+    first = next((line for line in file if line.strip()), "")
     file.seek(0)
     reader = csv.reader(file, delimiter="\t" if "\t" in first and "," not in first else ",", strict=True)
-    before = 0
+    before, begun = 0, False
     try:
         names = header
         for fields in reader:
             number, before = before + 1, reader.line_num
-            if number == 1 and (not header or tuple(fields) == header):
+            if not begun and not "".join(fields).strip():
+                continue
+            first, begun = not begun, True
+            if first and (not header or tuple(fields) == header):
                 names = _names(fields, number)
             elif len(fields) == len(names):
                 yield number, dict(zip(names, fields, strict=True))
             elif fields:
                 raise published.WrongLine(number, f"{len(fields)} fields, {len(names)} columns ({', '.join(names)})")
     except csv.Error as error:
-        raise published.WrongLine(before + 1, str(error)) from None
+        lone = "a carriage return outside quotes; end lines by \\n, or quote the text"
+        raise published.WrongLine(before + 1, lone if "new-line" in str(error) else str(error)) from None
 
 
-def _tsv(file: TextIO, header: tuple[str, ...], mend: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Separated by tabs, quotes are ordinary characters. mend: a line with too few fields goes on in the next one, as
-    some published rows have a line break inside a text."""
-    names, fields, start = header, [""], 0
+def _tsv(file: TextIO, header: tuple[str, ...], mend: bool) -> Iterator[Found]:
+    """Separated by tabs, quotes are ordinary characters. mend: a line with too few fields goes on in the next ones, as
+    some published rows have a line break inside a text; without any that complete it, it is a row to be left out."""
+    names, begun = header, False
+    fields, lines, start = list[str](), 0, 0  # of a row that is not complete yet
     for number, line in enumerate(file, 1):
         parts = line.rstrip("\r\n").split("\t")
-        if number == 1 and (not header or tuple(parts) == header):
+        if not (lines or line.strip()) and (not begun or parts == [""]):
+            continue
+        first, begun = not begun, True
+        if first and (not header or tuple(parts) == header):
             names = _names(parts, number)
             continue
-        if not start and parts == [""]:
-            continue
-        fields = [*fields[:-1], f"{fields[-1]} {parts[0]}" if start else parts[0], *parts[1:]]
-        start = start or number
+        if lines and (len(parts) == len(names) or len(fields) + len(parts) - 1 > len(names)):
+            yield start, {}, 0
+            fields, lines = [], 0
+        fields = [*fields[:-1], f"{fields[-1]} {parts[0]}", *parts[1:]] if lines else parts
+        start, lines = start if lines else number, lines + 1
         if len(fields) > len(names) or (len(fields) < len(names) and not mend):
-            break
+            raise published.WrongLine(start, f"{len(fields)} fields, {len(names)} columns ({', '.join(names)})")
         if len(fields) == len(names):
-            yield start, dict(zip(names, fields, strict=True))
-            fields, start = [""], 0
-    if start:
-        raise published.WrongLine(start, f"{len(fields)} fields, {len(names)} columns ({', '.join(names)})")
+            yield start, dict(zip(names, fields, strict=True)), lines
+            fields, lines = [], 0
+    if lines:
+        yield start, {}, 0
 
 
 def _names(fields: list[str], number: int) -> tuple[str, ...]:
@@ -134,24 +146,27 @@ def _names(fields: list[str], number: int) -> tuple[str, ...]:
     return tuple(fields)
 
 
-def _jsonl(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+def _jsonl(file: TextIO) -> Iterator[Found]:
     for number, line in enumerate(file, 1):
         if line.strip():
             yield number, published.parsed(line.strip(), number)
 
 
-def _json(file: TextIO, entry: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json(file: TextIO, entry: str) -> Iterator[Found]:
     """A list of objects, or an object of such lists, of which `entry` names one."""
     content = published.parsed(file.read(), 1, list if not entry else dict)
     if entry and entry not in content:
         raise published.WrongLine(1, f"no entry {entry!r}, only {', '.join(map(repr, content))}")
-    for number, values in enumerate(content[entry] if entry else content, 1):
+    rows = content[entry] if entry else content
+    if not isinstance(rows, list):
+        raise published.WrongLine(1, f"entry {entry!r} holds {rows!r:.80}, wanted: a list of rows")
+    for number, values in enumerate(rows, 1):
         if not isinstance(values, dict):
             raise published.WrongLine(number, f"row {values!r:.80} is no JSON object")
         yield number, values
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet(path: Path) -> Iterator[Found]:
     import pyarrow
     from pyarrow import parquet
 

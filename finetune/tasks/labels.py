@@ -37,7 +37,8 @@ def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:
     if task.kind == "regression":
         return [_number(task, row, value) for row, value in zip(raw.rows, raw.labels, strict=True)]
     known = {name: index for index, name in enumerate(names)}
-    if not any(name.isdecimal() for name in names):
+    # Classes that come from the rows have no order a file could mean by a number.
+    if task.labels and not any(name.isdecimal() for name in names):
         known |= {str(index): index for index in range(len(names))}
     known |= {spelling: known[name] for spelling, name in task.spellings.items() if name in known}
     found: list[Label] = []

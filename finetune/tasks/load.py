@@ -1,5 +1,7 @@
 """A task's description -> its rows, split by split."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from asa import manifest
@@ -8,12 +10,13 @@ from finetune.config import FinetuneConfig
 from finetune.metrics import check_metrics, usual
 from finetune.ranking import questions
 from finetune.tasks import folder
+from finetune.tasks.added import added, split_of, unseen
 from finetune.tasks.cells import flag
 from finetune.tasks.facts import content_sha256, facts_of
-from finetune.tasks.labels import classes, indexed
+from finetune.tasks.labels import classes
 from finetune.tasks.places import read_files, settled, supply
 from finetune.tasks.rows import Raw, read
-from finetune.tasks.spec import TaskConfig, named
+from finetune.tasks.spec import NAME, TaskConfig
 from finetune.tasks.split import arranged, subset
 from finetune.tasks.task import Kind, Split, Task
 
@@ -37,17 +40,27 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     task = settled(task, config)
     kind: Kind = task.kind  # type: ignore[assignment]  # the other word for token is gone by now
     _check(task)
-    raws = {name: read(task, rows, LABELLED.get(name)) for name, rows in supply(task, config).items()}
+    supplied = supply(task, config)
+    _check_names(supplied, "--task.extra")
+    raws = {name: read(task, rows, LABELLED.get(name)) for name, rows in supplied.items()}
     names = classes(task, next((raw for raw in raws.values() if raw.labels is not None), next(iter(raws.values()))))
     metrics = task.metrics or usual(kind, names)
     check_metrics(metrics, kind, names)
-    scored = _split_subsets(task, raws, {name: _split(task, raw, names) for name, raw in raws.items()})
+    scored = _split_subsets(task, raws, {name: split_of(task, raw, names) for name, raw in raws.items()})
     if task.ranked:
         scored = questions(scored, names, task.ranked)
         kind, names, metrics = "choice", [], usual("choice", [])
-    splits = arranged(scored, [_added(other, task, names, config) for other in task.also], config)
-    hashes = {str(path): manifest.file_sha256(path) for path in read_files(task, config)}
-    facts = facts_of(splits, names, hashes, {name: raw.dropped for name, raw in raws.items() if raw.dropped})
+    others = [added(other, task, names, config) for other in task.also]
+    if others:
+        mine = {name: split for name, split in arranged(scored, [], config).items() if name != "train"}
+        others = unseen(others, mine.values())
+    splits = arranged(scored, [one.split for one in others], config)
+    paths = [*read_files(task, config), *(path for one in others for path in one.files)]
+    hashes = {str(path): manifest.file_sha256(path) for path in dict.fromkeys(paths)}
+    read_ = {**raws, **{one.name: one.raw for one in others}}
+    facts = facts_of(splits, names, hashes, {name: raw.dropped for name, raw in read_.items()})
+    facts["joined"] = {name: raw.joined for name, raw in read_.items() if raw.joined}
+    facts["seen"] = {one.name: one.seen for one in others if one.seen}
     return Task(task.name, kind, names, metrics, splits, content_sha256(kind, names, metrics, splits, hashes), facts)
 
 
@@ -59,7 +72,7 @@ def trainable(task: Task) -> Task:
 
 
 def _check(task: TaskConfig) -> None:
-    clash = {"train", "dev", "test", "submit"} & set(task.extra)
+    clash = set(LABELLED) & set(task.extra)
     if clash:
         raise RequestError(f"task.extra names {sorted(clash)[0]!r}, which has a key of its own; name it otherwise")
     strange = sorted(set(task.spellings.values()) - set(task.labels)) if task.labels else []
@@ -68,6 +81,10 @@ def _check(task: TaskConfig) -> None:
         raise RequestError(f"{what}, allowed: two classes or more, each once; set --task.labels")
     if task.kind == "choice" and not task.choices and len(task.text) < 2:
         raise RequestError("kind choice has no column of answers; set --task.choices")
+    if task.kind == "choice" and task.form and not any("{answer}" in form for form in task.form):
+        raise RequestError("task.form has no {answer}, which kind choice is about; mend --task.form")
+    if task.ranked and task.also:
+        raise RequestError("task.also adds rows, task.ranked makes questions of them; leave one of the two out")
     if task.kind in ("classification", "regression") and len(task.text) > 2 and not task.form:
         raise RequestError(f"task.text has {len(task.text)} columns, allowed: one, or two of a pair; set --task.text")
     if task.kind == "token" and len(task.text) != 1:
@@ -76,8 +93,13 @@ def _check(task: TaskConfig) -> None:
         )
 
 
-def _split(task: TaskConfig, raw: Raw, names: list[str]) -> Split:
-    return Split([str(number) for number in range(len(raw.texts))], raw.texts, indexed(task, raw, names))
+def _check_names(names: Iterable[str], flag: str, where: str = "") -> None:
+    """A split's name is a file's name as well."""
+    if wrong := [name for name in names if not re.fullmatch(NAME, name)]:
+        raise RequestError(
+            f"{where}{wrong[0]!r}, which cannot name a split; allowed: up to 100 letters, digits, _, . and -, the first"
+            f" neither . nor -; set {flag}"
+        )
 
 
 def _split_subsets(task: TaskConfig, raws: dict[str, Raw], splits: dict[str, Split]) -> dict[str, Split]:
@@ -89,31 +111,10 @@ def _split_subsets(task: TaskConfig, raws: dict[str, Raw], splits: dict[str, Spl
     if len(values) < len(splits[scored]):
         raise RequestError(f"{raws[scored].rows[0].path} has no column {task.subsets!r}; set {flag(task, 'subsets')}")
     parts = {value: subset(splits[scored], values, value) for value in sorted(set(values))}
-    clash = set(parts) & set(splits)
+    _check_names(parts, "--task.subsets", f"column {task.subsets!r} has the value ")
+    clash = set(parts) & {*splits, *LABELLED}
     if clash:
         raise RequestError(
             f"column {task.subsets!r} has a value {sorted(clash)[0]!r}, the name of a split; set --task.subsets"
         )
     return {**splits, **parts}
-
-
-def _added(other: str, task: TaskConfig, names: list[str], config: FinetuneConfig) -> Split:
-    """The training rows of another standard task. Raises: RequestError where it is of another kind, or has none."""
-    spec = settled(named(other), config)
-    rows = supply(spec, config)
-    if (spec.kind, _width(spec)) != (task.kind, _width(task)):
-        what = f"of kind {spec.kind} with {_width(spec)} segments, {task.name!r} of {task.kind} with {_width(task)}"
-        raise RequestError(f"task {other!r} is {what}; mend {flag(task, 'also')}")
-    if "train" not in rows:
-        raise RequestError(f"task {other!r} has no training rows to add; mend {flag(task, 'also')}")
-    raw = read(spec, rows["train"], True)
-    theirs = classes(spec, raw)
-    if theirs != names:
-        what = f"classes {', '.join(theirs)}, {task.name!r} {', '.join(names)}"
-        raise RequestError(f"task {other!r} has the {what}; mend {flag(task, 'also')}")
-    return _split(spec, raw, names)
-
-
-def _width(task: TaskConfig) -> int:
-    """Segments that the encoder reads: of a row, or of each answer."""
-    return len(task.form) or (2 if task.kind == "choice" else len(task.text))

@@ -106,5 +106,7 @@ def hub_rows(hub: HubSource, split: str) -> Iterator[Row]:
         raise WorkError(
             f"no split {split!r} of {hub.path} from the hub ({reason}); set --data to local files"
         ) from error
+    if not len(table):
+        raise RequestError(f"split {split!r} of {hub.path} on the hub has no rows; set --data to local files")
     for number, values in enumerate(table, 1):
         yield Row(Path(hub.path) / split, number, dict(values))

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -20,6 +19,8 @@ def parsed(text: str, number: int, shape: type = dict) -> Any:
     except ValueError as error:
         line = number + getattr(error, "lineno", 1) - 1
         raise WrongLine(line, f"no JSON ({str(error).partition(':')[0]})") from None
+    except RecursionError:
+        raise WrongLine(number, "JSON that is nested too deeply") from None
     if not isinstance(value, shape):
         wanted = "an object" if shape is dict else "a list"
         raise WrongLine(number, f"JSON {text[:40]!r}, wanted: {wanted}")
@@ -27,12 +28,19 @@ def parsed(text: str, number: int, shape: type = dict) -> Any:
 
 
 def conll(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A word a line, blank lines between sentences: columns words (the first on a line) and label (the last)."""
+    """A word a line, blank lines between sentences: columns words (the first on a line) and label (the last).
+
+    Before a sentence's first word, a line that begins with # is a comment unless it has as many fields as other lines.
+    """
     words: list[str] = []
     labels: list[str] = []
     start = 0
-    for number, line in enumerate(file, 1):
+    lines = list(file)
+    usual = next((line for line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
+    for number, line in enumerate(lines, 1):
         fields = line.split("\t") if "\t" in line else line.split()
+        if not words and line.startswith("#") and usual and _fields(line, usual) != _fields(usual, usual):
+            continue
         if line.strip() and not line.startswith("-DOCSTART-"):
             if len(fields) < 2:
                 raise WrongLine(number, f"{line.strip()!r} has no second column with the label")
@@ -46,6 +54,11 @@ def conll(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
         yield start, {"words": words, "label": labels}
 
 
+def _fields(line: str, like: str) -> int:
+    """How many fields a line has with the separator of another."""
+    return len(line.split("\t" if "\t" in like else None))
+
+
 def dream(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
     """[turns, questions, id] per dialogue: columns dialogue, id, question, choice, answer, a row per question."""
     for number, item in enumerate(parsed(file.read(), 1, list), 1):
@@ -57,17 +70,16 @@ def dream(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
         yield from ((number, row) for row in found)
 
 
-def race(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A folder of .txt files at any depth, a JSON object each: columns id, article, question, options, answer."""
-    for number, path in enumerate(sorted(folder.rglob("*.txt")), 1):
-        item = parsed(path.read_text(encoding="utf-8"), 1)
-        try:
-            questions = zip(item["questions"], item["options"], item["answers"], strict=True)
-            shared = {"id": item["id"], "article": item["article"]}
-            found = [{**shared, "question": q, "options": o, "answer": a} for q, o, a in questions]
-        except (KeyError, TypeError, ValueError):
-            raise WrongLine(number, f"{path.name} has no questions, options and answers as RACE has them") from None
-        yield from ((number, row) for row in found)
+def race(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """One of RACE's files, a JSON object: columns id, article, question, options, answer, a row per question."""
+    item = parsed(file.read(), 1)
+    try:
+        questions = zip(item["questions"], item["options"], item["answers"], strict=True)
+        shared = {"id": item["id"], "article": item["article"]}
+        found = [{**shared, "question": q, "options": o, "answer": a} for q, o, a in questions]
+    except (KeyError, TypeError, ValueError):
+        raise WrongLine(1, "no questions, options and answers as RACE has them") from None
+    yield from enumerate(found, 1)
 
 
 def six_lines(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from asa.errors import RequestError
 from finetune.tasks.answers import answers, right
-from finetune.tasks.cells import cell, flag, has, string, words, wrong
+from finetune.tasks.cells import cell, flag, has, missing, string, words, wrong
 from finetune.tasks.files import Row
 from finetune.tasks.spec import TaskConfig
 from finetune.tasks.task import Choices, Text
@@ -13,22 +14,28 @@ from finetune.tasks.task import Choices, Text
 
 class Raw(NamedTuple):
     """Rows whose classes have no index yet. labels: None where the files have none. subsets: the column of that name.
-    dropped: rows left out for want of a label."""
+    dropped: rows left out for want of a label or of columns. joined: rows that stood on several lines."""
 
     rows: list[Row]
     texts: list[Any]
     labels: list[Any] | None
     subsets: list[str]
     dropped: int
+    joined: int
 
 
 def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
     """Args: labelled, None: whether the first row has the column. Raises: RequestError for a row that does not fit."""
     rows, texts, labels, subsets = [], [], [], []
-    dropped, seen = 0, set()
+    dropped, joined, seen = 0, 0, set()
+    row = None
     for row in found:
+        joined += row.lines > 1
+        if row.lines == 0:
+            dropped += 1
+            continue
         labelled = has(row, task.label) if labelled is None else labelled
-        if labelled and cell(task, row, task.label, "label") in (None, ""):
+        if labelled and _unlabelled(task, row):
             if task.broken == "refuse":
                 raise wrong(row, f"no label in column {task.label!r}", flag(task, "broken") + " mend")
             dropped += 1
@@ -44,7 +51,17 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
         texts.append(text)
         labels.append(label)
         subsets += [string(task, row, task.subsets, "subsets")] if task.subsets and has(row, task.subsets) else []
-    return Raw(rows, texts, labels if labelled else None, subsets, dropped)
+    if not rows:
+        where = f"no row of {row.path} has a label in column {task.label!r}" if row else "a split has no rows"
+        raise RequestError(f"{where}; give others, or set {flag(task, 'label')}")
+    return Raw(rows, texts, labels if labelled else None, subsets, dropped, joined)
+
+
+def _unlabelled(task: TaskConfig, row: Row) -> bool:
+    """Whether the row has no label, or one of its words has none."""
+    if missing(cell(task, row, task.label, "label")):
+        return True
+    return task.kind == "token" and any(map(missing, words(task, row, task.label, "label")))
 
 
 def _row(task: TaskConfig, row: Row, labelled: bool) -> tuple[Text | Choices, Any]:
@@ -53,6 +70,10 @@ def _row(task: TaskConfig, row: Row, labelled: bool) -> tuple[Text | Choices, An
         labels = words(task, row, task.label, "label") if labelled else []
         if labelled and len(labels) != len(found):
             raise wrong(row, f"{len(found)} words, {len(labels)} labels", flag(task, "label"))
+        if None in found:
+            raise wrong(
+                row, f"word {found.index(None)} (from 0) of column {task.text[0]!r} is null", flag(task, "text")
+            )
         return tuple(map(str, found)), labels
     if task.kind == "choice":
         texts, keys = answers(task, row)

@@ -12,6 +12,7 @@ from asa.config import config, did_you_mean, from_dict
 from asa.errors import RequestError
 from finetune.tasks.files import Format
 
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"  # of a task or a split, which become files' names
 STANDARD = Path(__file__).parents[2] / "configs" / "task"
 Named = Literal["classification", "regression", "token", "tokens", "choice"]
 
@@ -46,7 +47,7 @@ class HubSource:
 class TaskConfig:
     """Where a task's rows are, which columns hold text and label, and how it is scored."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] = "own"
+    name: Annotated[str, Field(pattern=f"^{NAME}$")] = "own"
     """Names the runs' folder and the report's table."""
     folder: Path | None = None
     """Task folder as `data_prep build` writes it, in place of all keys below."""
@@ -77,7 +78,7 @@ class TaskConfig:
     """json: the entry of the file's object that holds the rows; empty: the file is a list of them."""
     broken: Literal["refuse", "mend"] = "refuse"
     """Rows without a label, and rows of a tsv that a line break inside a text cuts in two: refuse them, or mend: leave
-    out and count the former, join the latter."""
+    out and count the former, join and count the latter; those that no further lines complete are left out too."""
     text: Annotated[tuple[str, ...], Field(min_length=1)] = ("text",)
     """Column of the text, or the two columns of a pair; token: the column of the words, a list or words between spaces.
     JSON's inner keys stand behind a dot: question.stem."""

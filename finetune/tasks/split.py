@@ -1,7 +1,7 @@
 """Which rows are held out, drawn or repeated: pure functions of the rows, so the same for every run and machine."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from asa.errors import RequestError
@@ -46,14 +46,14 @@ def _joined(splits: Sequence[Split]) -> Split:
 def held_out(split: Split, share: float) -> tuple[Split, Split]:
     """The rows that stay, and those that are taken away: the `share` whose first segment hashes lowest, 1,000 at most.
 
-    Rows with the same first segment stay together: with a question's other answer in training, a row's label is known.
+    Rows with the same first segment stay together, unless nearly all have the same: with a question's other answer in
+    training, a row's label is known.
     """
     count = max(1, min(MOST_HELD_OUT, round(share * len(split))))
-    taken = _lowest_groups(split, count)
+    taken = _lowest_groups(split, count, _first_segment) or _lowest_groups(split, count, lambda text: text)
     if not taken or len(taken) == len(split):
         raise RequestError(
-            f"{len(split)} training rows, too few (or too alike in their first segment) to hold {count} out; give"
-            " --task.dev and --task.test"
+            f"{len(split)} training rows, too few (or too alike) to hold {count} out; give --task.dev and --task.test"
         )
     return _picked(split, [at for at in range(len(split)) if at not in taken]), _picked(split, sorted(taken))
 
@@ -77,11 +77,11 @@ def _lowest(split: Split, purpose: str, count: int) -> list[int]:
     return sorted(range(len(split)), key=lambda at: _rank(purpose, split.texts[at]))[:count]
 
 
-def _lowest_groups(split: Split, count: int) -> set[int]:
-    """Rows whose first segment hashes lowest, whole groups of equal ones, `count` in all or a few less."""
+def _lowest_groups(split: Split, count: int, key: Callable[[Text | Choices], Any]) -> set[int]:
+    """Rows whose key hashes lowest, whole groups of equal ones, `count` in all or a few less."""
     groups: dict[Any, list[int]] = {}
     for at, text in enumerate(split.texts):
-        groups.setdefault(_first_segment(text), []).append(at)
+        groups.setdefault(key(text), []).append(at)
     taken: list[int] = []
     for first in sorted(groups, key=lambda first: _rank("held out", first)):
         if len(taken) + len(groups[first]) <= count:
@@ -90,7 +90,7 @@ def _lowest_groups(split: Split, count: int) -> set[int]:
 
 
 def _first_segment(text: Text | Choices) -> Any:
-    """What rows about one thing share: the first of two segments, of all answers of a row; a lone segment is its own."""
+    """What rows about one thing share: the first of two segments, of a row's answers too; a lone one is its own."""
     if text and not isinstance(text[0], str):
         return text[0][0] if len(text[0]) == 2 else text
     return text[0] if len(text) == 2 else text

@@ -1,5 +1,6 @@
 """Tokenizing, batches, and how the processes of a run share them."""
 
+import weakref
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -10,12 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from asa import hf
+from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
-from asa.losses import task_loss
+from asa.losses import divergence, task_loss
 from asa.methods import METHODS, At
 from finetune.model import build, engine_of
+from finetune.predictions import predict
 from finetune.run import Run
 from finetune.tasks.batches import Encoded, encode, evaluation_batches, steps_per_epoch, training_rows, window
 from finetune.tasks.task import Kind, Split
@@ -60,11 +65,42 @@ def test_words_that_are_cut_off_have_no_mark_and_those_that_vanish_have_one(mode
     assert found.columns["input_ids"][0].tolist()[2] == WORDS.index("[UNK]")
 
 
-def test_answers_that_a_row_does_not_have_are_empty(model_folder: Path) -> None:
-    found = encoded("choice", model_folder)
-    assert found.answers == [2 + row % 2 for row in range(24)]
-    assert {ids.shape[0] for ids in found.columns["input_ids"]} == {3}
-    assert found.columns["attention_mask"][0].sum(1).tolist()[2] == 2  # [CLS] [SEP]
+def test_answers_that_a_row_does_not_have_change_nothing(make: Make, still_model: Path) -> None:
+    """Loss, divergence and predictions of rows with two answers, alone and beside rows with three."""
+    data = encoded("choice", still_model)
+    assert data.answers == [2 + row % 2 for row in range(24)]
+    module, _ = build(Run("small", "tiny", "vanilla", 0), make(models={"tiny": still_model}), small_task("choice"))
+    alone, both = data.batch([0, 2]), data.batch([0, 2, 1])
+    assert [tuple(batch.inputs["input_ids"].shape[:2]) for batch in (alone, both)] == [(2, 2), (3, 3)]
+    assert [batch.total_rows for batch in (alone, both)] == [4, 7]
+    assert both.pad_BL.all(1).tolist() == [False, False, True, False, False, True, False, False, False]
+    first, second = module(alone), module(both)
+    torch.testing.assert_close(second.log_probs[:2, :2], first.log_probs)
+    assert (second.log_probs[:2, 2].exp() == 0).all()
+    moved = replace(second, logits=second.logits * 2)
+    assert 0 < divergence(second, moved, both, ASAConfig())["asa"] < 1
+    for size in (1, 24):
+        found = predict(module, data, size, torch.device("cpu"))
+        assert {row.shape for row in found.logits} == {(3,)}
+        assert np.isneginf([row[2] for row in found.logits]).tolist() == [True, False] * 12
+        assert found.loss == pytest.approx(task_loss(module(data.batch(range(24))), data.batch(range(24))).item())
+
+
+@pytest.mark.parametrize("pre", ["alone", "behind another"])
+def test_byte_level_tokenizers_read_each_word_with_its_space(tmp_path: Path, pre: str) -> None:
+    letters = {"<unk>": 0, **{letter: 1 + n for n, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}}
+    core = Tokenizer(
+        models.BPE(vocab={**letters, "Ġred": 300, "Ġr": 301, "ed": 302}, merges=[("Ġ", "r"), ("e", "d"), ("Ġr", "ed")])
+    )
+    step = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.pre_tokenizer = step if pre == "alone" else pre_tokenizers.Sequence([pre_tokenizers.Digits(), step])  # type: ignore[assignment]
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", pad_token="<unk>").save_pretrained(tmp_path / "a")
+    given = hf.load_tokenizer(tmp_path / "a", "-")
+    found = encode("token", Split(["0"], [("red", "red")], [[0, 1]]), given, 8)
+    assert found.columns["input_ids"][0].tolist() == [300, 300]
+    assert given("red")["input_ids"] != [300]
+    hf.for_words(given).save_pretrained(tmp_path / "b")
+    assert hf.load_tokenizer(tmp_path / "b", "-")("red")["input_ids"] == [300]
 
 
 def test_a_batch_is_padded_to_its_longest_row_and_marks_padding(train: Encoded) -> None:
@@ -88,8 +124,19 @@ def test_batches_follow_from_seed_and_step_alone(train: Encoded) -> None:
         return training_rows(train, 8, seed, step, True).tolist()
 
     late_first = rows(0, 5), rows(0, 0)
-    assert (rows(0, 5), rows(0, 0)) == late_first
+    other = replace(train)  # which remembers no epoch
+    assert (training_rows(other, 8, 0, 0, True).tolist(), training_rows(other, 8, 0, 5, True).tolist()) == late_first[
+        ::-1
+    ]
     assert len({(*rows(seed, step), *rows(seed, step + 1)) for seed in (0, 1) for step in (0, 3)}) == 4
+
+
+def test_the_order_of_batches_is_forgotten_with_its_rows(train: Encoded) -> None:
+    copy = replace(train)
+    training_rows(copy, 8, 0, 0, True)
+    kept = weakref.ref(copy)
+    del copy
+    assert kept() is None
 
 
 def test_rows_of_like_length_share_a_batch(train: Encoded) -> None:

@@ -44,8 +44,10 @@ def test_matthews_and_macro_f1_are_those_of_scikit_learn(pairs: list[tuple[int, 
     names = list("abcd")
     one_class = len({*gold, *found}) == 1
     assert METRICS["matthews"](gold, found, names) == (0 if one_class else sklearn.matthews_corrcoef(gold, found))
-    each = [sklearn.f1_score(np.equal(gold, c), np.equal(found, c), zero_division=0) for c in range(4)]  # type: ignore[arg-type]
+    there = {*gold, *found}
+    each = [sklearn.f1_score(np.equal(gold, c), np.equal(found, c), zero_division=0) for c in there]  # type: ignore[arg-type]
     assert METRICS["macro_f1"](gold, found, names) == pytest.approx(np.mean(each))
+    assert METRICS["macro_f1"](gold, gold, names) == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,6 +90,13 @@ def test_usual_metrics_fit_their_kind(kind: Kind) -> None:
     labels = {"token": TAGS, "classification": ["a", "b"]}.get(kind, [])
     check_metrics(usual(kind, labels), kind, labels)
     assert usual("token", ["NOUN", "VERB"]) == ("accuracy",)
+
+
+@pytest.mark.parametrize("labels", [["O", "B", "I"], ["O", "B-x", "I-x", "E-x", "S-x"]])
+def test_entities_are_marked_with_and_without_types_and_ends(labels: list[str]) -> None:
+    assert usual("token", labels) == USUAL["token"]
+    check_metrics(USUAL["token"], "token", labels)
+    assert METRICS["entity_f1"]([[1, 2, 0, 1]], [[1, 2, 0, 0]], labels) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,37 @@ def test_a_row_cut_in_two_is_joined_where_that_is_asked_for(tmp_path: Path) -> N
     assert [tuple(row.values()) for row in found] == [("1", "first half second half", "yes"), ("2", "whole", "no")]
 
 
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        ("a\tno\nb\nc\tyes\n", [("a", "no", 1), (0,), ("c", "yes", 1)]),  # b has no label
+        ("a\tno\nb\n", [("a", "no", 1), (0,)]),
+    ],
+)
+def test_a_short_row_is_not_joined_to_a_whole_one(tmp_path: Path, lines: str, wanted: list[tuple]) -> None:
+    (tmp_path / "t.tsv").write_text("text\tlabel\n" + lines)
+    found = rows(tmp_path / "t.tsv", "auto", "", mend=True)
+    assert [(*row.values.values(), row.lines) for row in found] == wanted
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_blank_lines_before_the_names_are_passed_over(tmp_path: Path, name: str) -> None:
+    tab = "," if name == "t.csv" else "\t"
+    (tmp_path / name).write_text(f"\n \na{tab}b\n1{tab}2\n")
+    assert read(tmp_path / name) == [{"a": "1", "b": "2"}]
+
+
+def test_a_cell_may_be_long(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n" + "x" * 200_000 + ",1\n")
+    assert len(read(tmp_path / "t.csv")[0]["a"]) == 200_000
+
+
+def test_comments_of_conll_are_no_words(tmp_path: Path) -> None:
+    text = "# a corpus\n\n# id = 1\nEU\tB-org\n#\tO\n\n#tag\tO\nin\tO\n"
+    (tmp_path / "t.conll").write_text(text)
+    assert [row["words"] for row in read(tmp_path / "t.conll")] == [["EU", "#"], ["#tag", "in"]]
+
+
 def test_rows_know_their_line(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('a,b\n"two\nlines",1\nx,2\n')
     assert [row.number for row in rows(tmp_path / "t.csv", "auto", "")] == [2, 4]
@@ -117,6 +148,8 @@ WRONG = {
     "t.csv": ("a,b\n1,2\n3\n", r"t.csv:3: 1 fields, 2 columns \(a, b\)"),
     "open.csv": ('a,b\n"1,2\n3,4\n', r"open.csv:2: unexpected end of data"),
     "twice.csv": ("a,a\n1,2\n", r"twice.csv:1: column 'a' is there twice"),
+    "mac.csv": ("a,b\nx\ry,1\n", r"mac.csv:2: a carriage return outside quotes"),
+    "deep.jsonl": ('{"a":' * 100_000, r"deep.jsonl:1: JSON that is nested too deeply"),
     "t.jsonl": ('{"a": 1}\n\n{"a": \n', r"t.jsonl:3: no JSON"),
     "list.jsonl": ("[1]\n", r"list.jsonl:1: JSON '\[1\]', wanted: an object"),
     "t.json": ('[\n{"a": 1},\n{"a" 2}]', r"t.json:3: no JSON"),
@@ -143,6 +176,9 @@ def test_a_missing_file_another_encoding_and_a_missing_entry_are_told(tmp_path: 
     (tmp_path / "t.json").write_text('{"sst2": [], "rte": []}')
     with pytest.raises(RequestError, match=r"no entry 'qqp', only 'sst2', 'rte'"):
         read(tmp_path / "t.json", entry="qqp")
+    (tmp_path / "t.json").write_text('{"data": null}')
+    with pytest.raises(RequestError, match=r"t.json:1: entry 'data' holds None, wanted: a list of rows"):
+        read(tmp_path / "t.json", entry="data")
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no parquet")
     with pytest.raises(WorkError, match=r"t.parquet is damaged or no parquet file"):
         read(tmp_path / "t.parquet")
@@ -158,12 +194,15 @@ def test_race_folders_dream_files_and_six_lines_are_rows(tmp_path: Path) -> None
         "options": [["a", "b"]] * 2,
         "answers": ["B", "A"],
     }
-    (school / "1.txt").write_text(json.dumps(item))
+    (school / "1.txt").write_text(json.dumps(item), encoding="utf-8-sig")
     found = read(tmp_path / "race", form="race")
     assert [(row["question"], row["answer"], row["article"]) for row in found] == [
         ("q1", "B", "Text."),
         ("q2", "A", "Text."),
     ]
+    (school / "2.txt").write_text("{}")
+    with pytest.raises(RequestError, match=r"high/2.txt:1: no questions, options and answers"):
+        read(tmp_path / "race", form="race")
     question = {"question": "who?", "choice": ["x", "y"], "answer": "y"}
     (tmp_path / "dream.json").write_text(json.dumps([[["M: hi.", "W: ho."], [question, question], "5-1"]]))
     assert read(tmp_path / "dream.json", form="dream") == [{"dialogue": "M: hi. W: ho.", "id": "5-1", **question}] * 2

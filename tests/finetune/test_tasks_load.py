@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,8 @@ def test_lists_inside_a_task_are_given_by_commas_as_those_outside() -> None:
     argv = ["--task.train", "a,1.csv", "--task.text", "#1 String,#2 String", "--task.labels=no,yes", "--out", "o"]
     argv += ["--models.m", "m"]
     found = given_keys(FinetuneConfig, argv, "run")["task"]
+    argv[4] = "--task.labels=[no, 1]"
+    assert given_keys(FinetuneConfig, argv, "run")["task"]["labels"] == ("no", "1")
     assert found == {"train": (Path("a,1.csv"),), "text": ("#1 String", "#2 String"), "labels": ("no", "yes")}
 
 
@@ -111,6 +114,8 @@ def test_labels_are_names_or_numbers(
         ("1", {"b": [{"text": "x", "label": "1"}, {"text": "y", "label": "2"}]}, 0),
         ("2", {"b": {"text": ["x", "y"], "label": ["1", "2"]}}, 1),
         ("c", {"b": "x", "c": "y", "d": "z"}, 2),
+        (2, {"b": ["x", "y", "2"]}, 2),
+        (0, {"b": ["x", "y", "0"]}, 0),
     ],
 )
 def test_the_right_answer_is_a_number_a_letter_a_text_or_its_own_name(
@@ -139,9 +144,50 @@ def test_python_bytes_repeated_dialogues_and_missing_labels(tmp_path: Path) -> N
     found = task(test=[path], literals=True, first_of="id", broken="mend")
     assert found.splits["test"].texts == [("café",), ("z",)]
     assert found.facts["dropped"] == {"test": 1}
-    assert told(found) == "own: test 2; left out, without a label: 1 of test"
+    assert found.facts["joined"] == {}
+    assert told(found) == "own: test 2; left out, without a label or a part of their columns: 1 of test"
     with pytest.raises(RequestError, match=r"t.jsonl:3: no label in column 'label'; .* --task.broken mend"):
         task(test=[path])
+
+
+@pytest.mark.parametrize("value", [" ", None, math.nan, ["O", None]])
+def test_a_value_that_is_none_is_no_label(tmp_path: Path, value: Any) -> None:
+    kind = "tokens" if isinstance(value, list) else "classification"
+    good = [["O", "B-x"], ["B-x", "O"]] if kind == "tokens" else ["a", "b"]
+    texts = [{"text": f"row {n}", "label": label} for n, label in enumerate([*good, value])]
+    path = write(tmp_path / "t.jsonl", texts)
+    assert task(test=[path], kind=kind, broken="mend").facts["dropped"] == {"test": 1}
+    with pytest.raises(RequestError, match=r"t.jsonl:3: no label"):
+        task(test=[path], kind=kind)
+    bare = write(tmp_path / "bare.jsonl", texts[2:])
+    with pytest.raises(RequestError, match=r"no row of .*bare.jsonl has a label in column 'label'"):
+        task(train=[path], dev=[bare], kind=kind, broken="mend")
+
+
+def test_lists_in_a_cell_are_json_and_a_word_may_be_a_bracket(tmp_path: Path) -> None:
+    texts = [{"text": '["in", "New York"]', "label": '["O", "B-x"]'}, {"text": "[ in", "label": "O B-x"}]
+    path = write(tmp_path / "t.csv", texts)
+    assert task(test=[path], kind="tokens").splits["test"].texts == [("in", "New York"), ("[", "in")]
+    for wrong in ({"text": "['in' 'Rome']", "label": "O O"}, {"text": "in Rome", "label": "[ O"}):
+        with pytest.raises(RequestError, match=r"t.csv:2: column '\w+' holds .*wanted: a list"):
+            task(test=[write(path, [wrong, texts[0]])], kind="tokens")
+
+
+def test_classes_of_the_rows_have_no_numbers(tmp_path: Path) -> None:
+    train = write(tmp_path / "t.csv", [{"text": f"{n}", "label": ("no", "yes")[n % 2]} for n in range(20)])
+    test = write(tmp_path / "o.csv", [{"text": "x", "label": 1}])
+    with pytest.raises(RequestError, match=r"o.csv:2: label '1', allowed: no, yes; .* --task.labels"):
+        task(train=[train], test=[test])
+    assert task(train=[train], test=[test], labels=["no", "yes"]).splits["test"].labels == [1]
+
+
+@pytest.mark.parametrize("name", ["../out", "n/a", "", "train", "x" * 101])
+def test_a_split_is_named_as_a_file_may_be(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "t.csv", [{"text": str(n), "label": n % 2, "part": name} for n in range(4)])
+    with pytest.raises(RequestError, match=f"column 'part' has .*value '{re.escape(name)}', .*--task.subsets"):
+        task(test=[path], subsets="part")
+    with pytest.raises(RequestError, match=f"'{re.escape(name)}', "):
+        task(test=[path], extra={name: [path]})
 
 
 def test_subsets_and_further_files_are_scored_apart(tmp_path: Path) -> None:
@@ -221,7 +267,7 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
     keys: dict[str, Any] = {"train": [table], "dev": [table], "text": ["a", "b"], "label": "y"}
     first = task(**keys).sha256
     assert task(**keys).sha256 == first
-    others = [task(**{**keys, "text": ["b", "a"]}), task(**keys, metrics=["f1"]), task({"holdout": 0.2}, **keys)]
+    others = [task(**{**keys, "text": ["a"]}), task(**keys, metrics=["f1"]), task({"holdout": 0.2}, **keys)]
     table.write_text(table.read_text().replace("first 7", "first seven"))
     assert len({first, *(other.sha256 for other in others), task(**keys).sha256}) == 5
 
@@ -253,6 +299,16 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
             [{"text": "x", "b": ["y", "z"], "label": 2}],
             {"kind": "choice", "choices": ["b"]},
             r"label 2, allowed: 0 to 1, A to B or the text of an answer",
+        ),
+        (
+            [{"text": "x", "b": ["4", "2", "3"], "label": "2"}],
+            {"kind": "choice", "choices": ["b"]},
+            r"label '2' is the number of answer 2 and the text of answer 1 \(from 0\)",
+        ),
+        (
+            [{"text": "x", "b": ["y", "z"], "label": 0}],
+            {"kind": "choice", "choices": ["b"], "form": ["{text}"]},
+            r"task.form has no {answer}",
         ),
         ([{"text": "x", "label": 0}], {"text": ["a", "b", "c"]}, r"3 columns, allowed: one, or two of a pair"),
         ([{"text": "x", "label": 0}], {"text": ["a", "b"], "kind": "token"}, r"2 columns, kind token wants that of"),
@@ -356,7 +412,14 @@ def test_only_tasks_of_a_kind_are_trained_on_together(pairs: Path, table: Path) 
     ):
         task(request, **keys, text=["a", "b"])
     same = {"labels": ["not_duplicate", "duplicate"], "spellings": {"no": "not_duplicate", "yes": "duplicate"}}
-    assert len(task(request, **keys, text=["a", "b"], **same).splits["train"]) == 38
+    found = task(request, **keys, text=["a", "b"], **same)
+    assert len(found.splits["train"]) == 38
+    assert [Path(name).name for name in found.facts["files"]] == ["t.csv", "train.tsv"]
+    assert found.facts["joined"] == {"qqp": 1}
+    seen = write(table.with_name("seen.csv"), [{"a": "one", "b": "two", "y": "yes"}, *ROWS["classification"]])
+    again = task(request, **{**keys, "dev": [seen]}, text=["a", "b"], **same)
+    assert (len(again.splits["train"]), again.facts["seen"]) == (37, {"qqp": 1})
+    assert "left out of the added rows, as they choose or are scored: 1 of qqp" in told(again)
 
 
 def test_the_hub_form_of_a_task_is_read_from_a_local_repository(tmp_path: Path) -> None:

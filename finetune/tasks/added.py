@@ -1,0 +1,64 @@
+"""Training rows of other standard tasks, added to a task's own."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from asa.errors import RequestError
+from finetune.config import FinetuneConfig
+from finetune.tasks.cells import flag
+from finetune.tasks.labels import classes, indexed
+from finetune.tasks.places import read_files, settled, supply
+from finetune.tasks.rows import Raw, read
+from finetune.tasks.spec import TaskConfig, named
+from finetune.tasks.task import Split
+
+
+class Added(NamedTuple):
+    """Rows of the task `name`, and the files they come from. seen: rows left out as another split has their text."""
+
+    name: str
+    raw: Raw
+    split: Split
+    files: list[Path]
+    seen: int = 0
+
+
+def added(other: str, task: TaskConfig, names: list[str], config: FinetuneConfig) -> Added:
+    """The training rows of another standard task. Raises: RequestError where it is of another kind, or has none."""
+    spec = settled(named(other), config)
+    rows = supply(spec, config)
+    if (spec.kind, _width(spec)) != (task.kind, _width(task)):
+        what = f"of kind {spec.kind} with {_width(spec)} segments, {task.name!r} of {task.kind} with {_width(task)}"
+        raise RequestError(f"task {other!r} is {what}; mend {flag(task, 'also')}")
+    if "train" not in rows:
+        raise RequestError(f"task {other!r} has no training rows to add; mend {flag(task, 'also')}")
+    raw = read(spec, rows["train"], True)
+    theirs = classes(spec, raw)
+    if theirs != names:
+        what = f"classes {', '.join(theirs)}, {task.name!r} {', '.join(names)}"
+        raise RequestError(f"task {other!r} has the {what}; mend {flag(task, 'also')}")
+    files = read_files(replace(spec, dev=(), test=(), submit=(), extra={}), config)
+    return Added(other, raw, split_of(spec, raw, names), files)
+
+
+def split_of(task: TaskConfig, raw: Raw, names: list[str]) -> Split:
+    return Split([str(number) for number in range(len(raw.texts))], raw.texts, indexed(task, raw, names))
+
+
+def unseen(rows: Sequence[Added], others: Iterable[Split]) -> list[Added]:
+    """The added rows without those whose text is in one of the other splits, which choose or are scored."""
+    texts = {text for split in others for text in split.texts}
+    return [_without(one, texts) for one in rows]
+
+
+def _without(one: Added, texts: set) -> Added:
+    kept = [at for at, text in enumerate(one.split.texts) if text not in texts]
+    columns = [None if column is None else [column[at] for at in kept] for column in one.split]
+    return one._replace(split=Split(*columns), seen=len(one.split) - len(kept))  # type: ignore[arg-type]
+
+
+def _width(task: TaskConfig) -> int:
+    """Segments that the encoder reads: of a row, or of each answer."""
+    return len(task.form) or (2 if task.kind == "choice" else len(task.text))
