@@ -103,9 +103,11 @@ class FinetuneConfig(MethodsConfig):
     """Number of this process among those that work on one sweep: it takes GPU number `worker` (modulo their number),
     and 0 shows the table. Which runs it makes is settled as they go."""
     overwrite: bool = False
-    """Replace finished runs at `out` that were made with other settings, models or task."""
+    """Replace runs at `out` that were made with other settings, models or task, finished ones and unfinished ones that
+    have saved something."""
     save_model: bool = False
-    """Keep the selected weights as a Hugging Face folder OUT/TASK/MODEL-METHOD-SEED/model."""
+    """Keep the selected weights as a Hugging Face folder OUT/TASK/MODEL-METHOD-SEED/model. A finished run that has kept
+    none is made again."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and learning rate, the same for every run of a task."""
 

@@ -26,19 +26,22 @@ FLAG = "--runs"
 def ensemble(config: EnsembleConfig) -> None:
     """Write the ensemble's record and predictions, and print its scores beside those of its members.
 
-    Raises: RequestError where the runs are not of one task and its same rows, or something else stands at `out`.
+    Raises: RequestError where the runs are not of one task and its same rows, something else stands at `out`, or one
+        of them lies there.
     """
     began = time.perf_counter()
     starts = {run: finished(run, FLAG)[0] for run in config.runs}
     if len(tasks := sorted({str(start.get("task")) for start in starts.values()})) > 1:
         raise RequestError(f"the runs are of several tasks: {', '.join(tasks)}; give those of one by {FLAG}")
+    _same_rows(starts)
     splits = [sorted(file.name for file in (run / FOLDER).glob("*.npz")) for run in config.runs]
     if not splits[0] or any(names != splits[0] for names in splits):
         raise RequestError(f"the runs have no predictions, or not for the same splits; give others by {FLAG}")
-    _replaceable(config.out)
+    _replaceable(config.out, config.runs)
     means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
+    facts = _facts(config.runs, starts)
     shutil.rmtree(config.out, ignore_errors=True)
-    with closing(Record(config.out, _facts(config.runs, starts))) as log:
+    with closing(Record(config.out, facts)) as log:
         end: dict[str, Any] = {}
         for split, one in means.items():
             save_predictions(config.out / FOLDER / f"{split}.npz", one)
@@ -72,8 +75,23 @@ def _averaged(logits: list[np.ndarray], numbers: bool) -> np.ndarray:
     return logsumexp(logs, axis=0) - np.log(len(logits))
 
 
-def _replaceable(out: Path) -> None:
-    """Raises RequestError where something stands at `out` that is no ensemble."""
+def _same_rows(starts: dict[Path, dict[str, Any]]) -> None:
+    """Raises RequestError where the records that tell it were made from other files or rows: without labels the
+    numbers of rows may be all that predictions have in common."""
+    hashes = {run: start.get("inputs", {}).get("task_sha256") for run, start in starts.items()}
+    known = {run: sha256 for run, sha256 in hashes.items() if sha256 is not None}
+    first = next(iter(known), Path())
+    if other := [run for run, sha256 in known.items() if sha256 != known[first]]:
+        raise RequestError(
+            f"{other[0]} and {first} were made from other rows of the task (task_sha256); give runs of the same rows by"
+            f" {FLAG}"
+        )
+
+
+def _replaceable(out: Path, runs: Sequence[Path]) -> None:
+    """Raises RequestError where something stands at `out` that is no ensemble, or is needed for this one."""
+    if inside := [run for run in runs if run.resolve().is_relative_to(out.resolve())]:
+        raise RequestError(f"{inside[0]} is one of the runs and would be removed with {out}; set another --out")
     stage = (record.read(out / record.NAME) or [{}])[0].get("stage")
     if out.exists() and stage != "ensemble":
         raise RequestError(f"{out} exists and holds no ensemble, so it is not replaced; set another --out")

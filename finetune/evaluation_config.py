@@ -27,6 +27,8 @@ class TaskRequest:
     """Folder that holds the files of the standard tasks, a folder each; null: they are taken from the hub."""
     length: Annotated[int, Field(ge=8)] | None = None
     """Token ids per row at most; null: as the run was trained, 128 for a model of elsewhere."""
+    map: dict[str, str] = field(default_factory=dict)
+    """Class of the models -> class of the task, where the names do not say it."""
     batch: Count = 128
     """Rows per forward pass."""
     overwrite: bool = False
@@ -42,8 +44,6 @@ class ScoreConfig(TaskRequest):
     arguments."""
     out: Path
     """Folder of the records, one folder each."""
-    map: dict[str, str] = field(default_factory=dict)
-    """Class of the models -> class of the task, where the names do not say it."""
     merge: Literal["sum", "max"] = "sum"
     """Several classes of a model that are one of the task (neutral and contradiction: non-entailment) have the sum, or
     the largest, of their probabilities."""

@@ -2,14 +2,19 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from asa import manifest, record
+import torch
+
+from asa import dist, manifest, record
+from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import to_dict
 from asa.errors import RequestError
 from asa.methods import METHODS, MethodsConfig
+from finetune import state
 from finetune.config import FinetuneConfig
 from finetune.model import exported_adversary
 from finetune.run import Cell
@@ -17,15 +22,19 @@ from finetune.tasks.task import Task
 
 # What a run's scores do not depend on, or what other facts tell: it may differ between the calls of one sweep.
 WHERE = ("tasks", "task", "data", "recipes", "models", "methods", "seeds", "out")
-HOW = ("log_every", "save_every", "worker", "overwrite")
+HOW = ("log_every", "save_every", "worker", "overwrite", "save_model")
 ELSEWHERE = WHERE + HOW
+SCHEDULE = "random_mask.schedule"  # a file, which counts by its content
 
 
 @functools.cache
 def weights_sha256(path: Path) -> str:
-    """sha256 of the weights of a Hugging Face folder."""
-    files = sorted(file for pattern in ("*.safetensors", "pytorch_model*.bin") for file in path.glob(pattern))
-    return "+".join(manifest.file_sha256(file) for file in files)
+    """sha256 over all that makes a Hugging Face folder's model: weights, shape and tokenizer. Adversaries beside it are
+    no part of it."""
+    patterns = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
+    files = sorted(file for pattern in patterns for file in path.glob(pattern) if file.name != ADVERSARY_FILE)
+    lines = [f"{file.name} {manifest.file_sha256(file)}" for file in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def facts_of(cell: Cell, task: Task, given: dict[str, Any]) -> dict[str, Any]:
@@ -36,11 +45,6 @@ def facts_of(cell: Cell, task: Task, given: dict[str, Any]) -> dict[str, Any]:
     run, config = cell
     adversary = {"adversary": "exported" if exported_adversary(run, config) else "fresh"}
     attacked = METHODS[run.method](config).uses_adversary
-    inputs = {
-        "model": str(config.models[run.model]),
-        "model_sha256": weights_sha256(config.models[run.model]),
-        "task_sha256": task.sha256,
-    }
     return {
         "stage": "finetune",
         "model": run.model,
@@ -50,12 +54,26 @@ def facts_of(cell: Cell, task: Task, given: dict[str, Any]) -> dict[str, Any]:
         "method": run.method,
         "seed": run.seed,
         "config": settings(run.method, config),
-        "inputs": inputs,
+        "inputs": _inputs(cell, task),
         "task_facts": task.facts,
         "request": _plain({key: value for key, value in given.items() if key not in ("worker", "overwrite")}),
         **(adversary if attacked else {}),
+        "processes": dist.world(),
+        "threads": torch.get_num_threads(),
         "environment": record.environment(),
     }
+
+
+def _inputs(cell: Cell, task: Task) -> dict[str, str]:
+    """The sha256 of every file that the run reads, and where its model is."""
+    run, config = cell
+    folder, schedule = config.models[run.model], config.random_mask.schedule
+    inputs = {"model": str(folder), "model_sha256": weights_sha256(folder), "task_sha256": task.sha256}
+    if METHODS[run.method](config).uses_adversary and exported_adversary(run, config):
+        inputs["adversary_sha256"] = manifest.file_sha256(folder / ADVERSARY_FILE)
+    if schedule is not None and "random_mask" in groups_read(run.method, config):
+        inputs["schedule_sha256"] = manifest.file_sha256(schedule)
+    return inputs
 
 
 def _plain(value: Any) -> Any:
@@ -88,36 +106,54 @@ def groups_read(method: str, config: FinetuneConfig) -> set[str]:
 
 
 def is_finished(cell: Cell, facts: dict[str, Any]) -> bool:
-    """Whether the run is finished already with these very settings and inputs.
+    """Whether the run is finished already with these very settings and inputs, and has kept its model where it is to.
 
-    Raises: RequestError when it is finished with others and overwrite is off.
+    Raises: RequestError when it is finished with others, or unfinished with others and has saved something to go on
+        from, and overwrite is off.
     """
     path = cell.folder / record.NAME
-    if not record.finished(path):
+    finished = record.finished(path)
+    if not finished and not (path.is_file() and state.saved(cell.folder)):
         return False
-    before, now = _essence(record.read(path)[0]), _essence(facts)
+    before, now = _essence(_start(path)), _essence(facts)
     if before == now:
-        return True
+        return finished and (not cell.config.save_model or (cell.folder / "model").is_dir())
     if cell.config.overwrite:
         return False
     changed = sorted(key for key in before | now if before.get(key) != now.get(key))
-    raise RequestError(
-        f"{path.parent} is a finished run with another {', '.join(changed)}; set --out or --overwrite true"
-    )
+    what = "a finished run" if finished else "an unfinished run, with a saved state,"
+    raise RequestError(f"{path.parent} is {what} with another {', '.join(changed)}; set --out or --overwrite true")
+
+
+def _start(path: Path) -> dict[str, Any]:
+    return next(iter(record.read(path)), {})
 
 
 def is_begun(cell: Cell, facts: dict[str, Any]) -> bool:
-    """Whether an unfinished run with these very settings and inputs lies in the run's folder."""
+    """Whether an unfinished run with these very settings and inputs lies in the run's folder, made on as many processes
+    and threads of such a device: on others numbers are rounded otherwise. Prints a line where that alone differs."""
     path = cell.folder / record.NAME
-    events = record.read(path)
-    return bool(events) and not record.finished(path) and _essence(events[0]) == _essence(facts)
+    before = _start(path)
+    if not before or record.finished(path) or _essence(before) != _essence(facts):
+        return False
+    then, now = _place(before), _place(facts)
+    changed = [f"{name} {then[name]}, now {now[name]}" for name in now if then[name] != now[name]]
+    if changed and state.saved(cell.folder):
+        print(f"{cell.run.name}: begun with {', '.join(changed)}; the run starts anew", flush=True)
+    return not changed
+
+
+def _place(facts: dict[str, Any]) -> dict[str, Any]:
+    """What the rounding of a run's numbers depends on; threads where the CPU makes them."""
+    names = ("processes",) if torch.cuda.is_available() else ("processes", "threads")
+    return {**{name: facts.get(name) for name in names}, "device": facts.get("environment", {}).get("device")}
 
 
 def _essence(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts a run is recognised by, flat: weights and task by content, not by path."""
+    """The facts a run is recognised by, flat: files by content, not by path."""
     config = {key: value for key, value in facts.get("config", {}).items() if key not in ELSEWHERE}
     inputs = {key: value for key, value in facts.get("inputs", {}).items() if key.endswith("sha256")}
-    return {**_flat(config), **inputs}
+    return {key: value for key, value in {**_flat(config), **inputs}.items() if key != SCHEDULE}
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

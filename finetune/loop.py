@@ -14,7 +14,7 @@ from torch import Tensor
 from asa import dist, record
 from asa.dist import seed_all
 from asa.engine import Engine, StepStats
-from asa.errors import WorkError
+from asa.errors import RequestError, WorkError
 from asa.methods import METHODS, At, Method
 from asa.record import Record
 from finetune import state
@@ -22,7 +22,7 @@ from finetune.config import FinetuneConfig
 from finetune.meter import Meter, add
 from finetune.metrics import score
 from finetune.model import DROPOUT, build, device_of, engine_of, micro, save_model
-from finetune.predictions import FOLDER, predict, save_predictions, stored
+from finetune.predictions import FOLDER, Predictions, predict, save_predictions, stored
 from finetune.run import Cell, Run
 from finetune.state import Best, Progress, Saver
 from finetune.tasks.batches import Encoded, steps_per_epoch, training_rows, window
@@ -58,18 +58,23 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
     Every rank calls it. Args: facts are the start line; going_on tells that an unfinished run of these very facts lies
     in the run's folder, which is continued from its newest saved state; else whatever lies there is removed first.
     predictions/SPLIT.npz hold the logits of the selected weights.
-    Raises: WorkError when a loss or gradient is not finite, memory ends or the record cannot be written; RequestError
-        where the method refuses this model, or an exported adversary does not fit it.
+    Raises: WorkError when a loss, gradient or prediction is not finite, memory ends or the record cannot be written;
+        RequestError where the method refuses this model, or an exported adversary does not fit it. The record holds
+        the error.
     """
     began = time.perf_counter()
     run, config, folder = cell.run, cell.config, cell.folder
     steps, method = steps_of(config, len(data["train"])), METHODS[run.method](config)
-    module, new = build(run, config, task)
+    try:
+        module, new = build(run, config, task)
+    except RequestError as error:
+        _refused(cell, facts, error)
+        raise
     engine, device = engine_of(config, module, steps * method.replays), device_of(config)
     progress = (state.resume(folder, engine, method) if going_on else None) or Progress()
     if not progress.step and dist.is_main():
         shutil.rmtree(folder, ignore_errors=True)
-    facts = {**facts, "processes": dist.world(), "new_weights": new}
+    facts = {**facts, "new_weights": new}
     with closing(Record(folder, facts, dist.is_main(), progress.step or None)) as lines:
         saver = Saver(folder, config.save_every, config.models[run.model])
         began -= progress.seconds
@@ -78,7 +83,7 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
         )
         try:
             end = _finish(session, _fit(session))
-        except (WorkError, torch.OutOfMemoryError) as error:
+        except (RequestError, WorkError, torch.OutOfMemoryError) as error:
             failure = _explained(error, run)
             lines.log("failed", progress.step + 1, {"error": str(failure)})
             raise failure from error
@@ -87,8 +92,17 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
     return end
 
 
-def _explained(error: WorkError | torch.OutOfMemoryError, run: Run) -> WorkError:
-    if isinstance(error, WorkError):
+def _refused(cell: Cell, facts: dict[str, Any], error: RequestError) -> None:
+    """Record a run that could not begin. A finished one, or a saved state, that lies in its folder stays."""
+    folder = cell.folder
+    if dist.is_main() and not record.finished(folder / record.NAME) and not state.saved(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        with closing(Record(folder, facts)) as lines:
+            lines.log("failed", 0, {"error": str(error)})
+
+
+def _explained(error: RequestError | WorkError | torch.OutOfMemoryError, run: Run) -> RequestError | WorkError:
+    if isinstance(error, RequestError | WorkError):
         return error
     return WorkError(f"{run.name}: the GPU's memory is full; set --micro_batch (below --batch) or lower --eval_batch")
 
@@ -154,7 +168,7 @@ def _evaluate(session: Session, epoch: float) -> None:
     """Score dev and keep the better of the best so far and now. All ranks go by what rank 0 finds."""
     dev, progress, engine, task = session.data["dev"], session.progress, session.engine, session.task
     assert dev.gold is not None
-    found = predict(engine.module, dev, session.config.eval_batch, session.device)
+    found = _predicted(session, dev)
     scores = dist.gather(score(found, dev.gold, task))[0]
     session.record.log("eval", progress.step, {"split": "dev", "epoch": round(epoch, 6), **scores})
     main = task.metrics[0]
@@ -163,6 +177,16 @@ def _evaluate(session: Session, epoch: float) -> None:
         return
     progress.best = Best(progress.step, round(epoch, 6), scores, engine.full_state())
     progress.stale = 0
+
+
+def _predicted(session: Session, data: Encoded) -> Predictions:
+    """Raises Diverged where a prediction is not finite."""
+    found = predict(session.engine.module, data, session.config.eval_batch, session.device)
+    try:
+        found.check()
+    except WorkError as error:
+        raise Diverged(f"{session.run.name}: {error}") from None
+    return found
 
 
 def _finish(session: Session, best: Best) -> dict[str, Any]:
@@ -191,7 +215,7 @@ def _final(session: Session, folder: Path) -> dict[str, float]:
     for name, data in session.data.items():
         if name in ("train", "dev"):
             continue
-        found = predict(session.engine.module, data, session.config.eval_batch, session.device)
+        found = _predicted(session, data)
         if dist.is_main():
             save_predictions(folder / f"{name}.npz", stored(found, session.task, name))
         if data.gold is not None:

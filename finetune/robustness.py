@@ -1,10 +1,11 @@
 """The command `robustness`: how much a small step of the word embeddings can raise the loss (FreeLB, Table 5)."""
 
-import json
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,40 +17,64 @@ from asa.record import Record
 from finetune.attack import Worst
 from finetune.evaluation_config import RobustnessConfig
 from finetune.facts import weights_sha256
+from finetune.radii import radii_of
 from finetune.saved import Saved, find, kept, tasks_of
-from finetune.subject import Subject, attacked, prepare
+from finetune.subject import Subject, attacked, places_of, prepare
 from finetune.tasks.task import Task
 
 # E examples, S starts
 
-RADII = "radii.npz"
 EXAMPLES = "examples.npz"
 
 
 def robustness(config: RobustnessConfig) -> None:
     """Attack every model on every task; finished records are kept. Prints a table per task.
 
-    Raises: RequestError for a wrong input; WorkError for damaged files or a loss that is not finite.
+    Raises: RequestError for a wrong input, before anything is attacked, and for a task of which no row is classified
+        right by all models; WorkError for damaged files or a loss that is not finite.
     """
     if config.reference not in config.models:
         raise RequestError(f"reference = {config.reference!r}, allowed: {', '.join(config.models)}; set --reference")
     saved = {name: find(path, f"--models.{name}") for name, path in config.models.items()}
-    for task in tasks_of(config, config.out):
-        _check(task, config.split)
-        subjects = {name: prepare(name, one, task, config) for name, one in saved.items()}
-        right = sorted(set.intersection(*(one.right for one in subjects.values())))
-        if not right:
-            raise RequestError(f"no row of {task.name} is classified right by all models; leave one out, or the task")
-        lengths = subjects[config.reference].data.lengths
-        rows = np.array(sorted(right[: config.rows], key=lambda row: (lengths[row], row)))  # little padding in a batch
-        print(f"{task.name}: all models are right on {len(right)} of {len(task.splits[config.split])} rows", end="")
-        print(f", {len(rows)} are attacked", flush=True)
-        facts = _facts(task, saved, config)
-        radius_E = _radii(subjects[config.reference], rows, config, facts)
-        print(f"  {config.reference} resists at none of the radii: {int((radius_E == 0).sum())} rows, left out")
-        if not radius_E.any():
-            raise WorkError(f"{config.reference} resists nowhere on {task.name}; lower --radius or raise --radii")
-        _table({name: _compare(one, task, rows, radius_E, config, facts) for name, one in subjects.items()})
+    models = list(saved.values())
+    tasks = [_common(seen, models, config.split) for seen in tasks_of(config, models, config.out)]
+    for task in tasks:
+        for name, one in saved.items():
+            places_of(name, one, task, config)
+            kept(*_record(name, one, config, _facts(task, saved, config)), config.overwrite)
+    for task in tasks:
+        _attack(task, saved, config)
+
+
+def _attack(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> None:
+    """Every model on one task."""
+    subjects = {name: prepare(name, one, task, config) for name, one in saved.items()}
+    right = sorted(set.intersection(*(one.right for one in subjects.values())))
+    if not right:
+        raise RequestError(f"no row of {task.name} is classified right by all models; leave one out, or the task")
+    lengths = subjects[config.reference].data.lengths
+    rows = np.array(sorted(right[: config.rows], key=lambda row: (lengths[row], row)))  # little padding in a batch
+    print(f"{task.name}: all models are right on {len(right)} of {len(task.splits[config.split])} rows", end="")
+    print(f", {len(rows)} are attacked", flush=True)
+    facts = _facts(task, saved, config)
+    radius_E = radii_of(subjects[config.reference], rows, config, facts)
+    print(f"  {config.reference} resists at none of the radii: {int((radius_E == 0).sum())} rows, left out")
+    if not radius_E.any():
+        raise WorkError(f"{config.reference} resists nowhere on {task.name}; lower --radius or raise --radii")
+    _table({name: _compare(one, task, rows, radius_E, config, facts) for name, one in subjects.items()})
+
+
+def _common(seen: Sequence[Task], models: Sequence[Saved], split: str) -> Task:
+    """The task as the models see it that were trained on it. Raises: RequestError where their rows differ."""
+    for task in seen:
+        _check(task, split)
+    own = [task for task, saved in zip(seen, models, strict=True) if saved.trained_on == task.name]
+    if any(task.splits[split] != own[0].splits[split] for task in own):
+        raise RequestError(
+            f"the models were trained on {own[0].name} with several values of --holdout or --paper_compat, so that rows"
+            f" of {split} trained some of them; compare those of one by --models"
+        )
+    return (own or seen)[0]
 
 
 def _check(task: Task, split: str) -> None:
@@ -67,7 +92,7 @@ def _facts(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> dic
         "task": task.name,
         "metrics": ["median"],
         "reference": config.reference,
-        "config": {name: getattr(config, name) for name in names},
+        "config": {name: getattr(config, name) for name in names} | ({"map": config.map} if config.map else {}),
         "inputs": {
             "models_sha256": {name: weights_sha256(one.folder) for name, one in saved.items()},
             "task_sha256": task.sha256,
@@ -75,30 +100,11 @@ def _facts(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> dic
     }
 
 
-def _radii(subject: Subject, rows: np.ndarray, config: RobustnessConfig, facts: dict[str, Any]) -> np.ndarray:
-    """For each row the largest of the radii at which the reference stays right; 0 where there is none.
-
-    Kept in a file: a repeated command goes on from there.
-    """
-    path = config.out / facts["task"] / config.reference / RADII
-    known = json.dumps(facts, sort_keys=True)
-    if path.is_file():
-        with np.load(path) as file:
-            if file["facts"].item() == known:
-                return file["radius"]
-    # Balls contain smaller ones, so halving finds each row's place between what it resists and what it does not.
-    holds_E, breaks_E = np.zeros(len(rows), dtype=int), np.full(len(rows), config.radii + 1)
-    while len(left := np.flatnonzero(breaks_E - holds_E > 1)):
-        tried = (holds_E[left] + breaks_E[left]) // 2
-        worst = attacked(subject, rows[left], config.radius * tried / config.radii, config, "radii")
-        resisted = worst.resisted_E.numpy()
-        holds_E[left[resisted]], breaks_E[left[~resisted]] = tried[resisted], tried[~resisted]
-    radius_E = config.radius * holds_E / config.radii
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial.npz")
-    np.savez_compressed(partial, radius=radius_E, facts=known)
-    partial.rename(path)
-    return radius_E
+def _record(name: str, saved: Saved, config: RobustnessConfig, shared: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """Folder and start line of a model's record."""
+    own = {"model": name, "method": saved.method, "seed": saved.seed, "trained_on": saved.trained_on}
+    facts = {"stage": "robustness", **shared, **own, "environment": record.environment()}
+    return config.out / shared["task"] / config.reference / name, facts
 
 
 def _compare(
@@ -110,9 +116,7 @@ def _compare(
     shared: dict[str, Any],
 ) -> dict[str, Any]:
     """Attack one model on the rows that have a radius; what the end line of its record holds."""
-    saved, folder = subject.saved, config.out / task.name / config.reference / subject.name
-    own = {"model": subject.name, "method": saved.method, "seed": saved.seed, "trained_on": saved.trained_on}
-    facts = {"stage": "robustness", **shared, **own, "environment": record.environment()}
+    folder, facts = _record(subject.name, subject.saved, config, shared)
     if kept(folder, facts, config.overwrite):
         return record.read(folder / record.NAME)[-1]
     began = time.perf_counter()
@@ -148,9 +152,9 @@ def _summary(worst: Worst, radius_E: np.ndarray) -> dict[str, Any]:
         "max": float(increase_E.max()),
         "n": len(increase_E),
         "radius_median": float(np.median(radius_E)),
-        "clean_loss_median": float(worst.clean_E.median()),
+        "clean_loss_median": float(np.median(worst.clean_E.numpy())),
         "resisted": float(worst.resisted_E.float().mean()),
-        "start_spread": float(spread_E.median()),
+        "start_spread": float(np.median(spread_E.numpy())),
     }
 
 

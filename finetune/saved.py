@@ -1,6 +1,7 @@
 """Models with a head, as runs and others have saved them."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from finetune.evaluation_config import TaskRequest
 from finetune.model import HEADS
 from finetune.tasks.batches import Encoded, encode
 from finetune.tasks.load import load
-from finetune.tasks.spec import named
+from finetune.tasks.spec import TaskConfig, named
 from finetune.tasks.task import Kind, Task
 
 LENGTH = 128  # tokens per row for a model that no run of ours has made
@@ -100,20 +101,56 @@ def module_of(saved: Saved, device: torch.device, flag: str) -> TaskModel:
 
 def encoded(saved: Saved, task: Task, split: str, length: int | None, flag: str) -> Encoded:
     """A split in the model's own tokens. Raises RequestError where the model reads no rows of this length."""
+    length = length_of(saved, length, flag)
+    return encode(task.kind, task.splits[split], hf.load_tokenizer(saved.folder, flag), length)
+
+
+def length_of(saved: Saved, length: int | None, flag: str) -> int:
+    """Tokens per row at most. Raises RequestError where the model reads no rows of this length."""
     length = length or saved.length or LENGTH
     hf.check_model(saved.folder, flag, length)
-    return encode(task.kind, task.splits[split], hf.load_tokenizer(saved.folder, flag), length)
+    return length
 
 
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def tasks_of(request: TaskRequest, out: Path) -> list[Task]:
-    """The tasks that a request names, loaded. Raises: as the loader."""
+def tasks_of(request: TaskRequest, models: Sequence[Saved], out: Path) -> list[list[Task]]:
+    """Each task that a request names, loaded, as each of the models is to see it.
+
+    One that a model was trained on is split as the model's run has split it (holdout, paper_compat): else rows that it
+    was trained on would be scored.
+    Raises: RequestError for a task of one's own beside standard ones; else as the loader.
+    """
+    if request.tasks and request.task != TaskConfig():
+        raise RequestError("task.* describes a task of your own; leave it or --tasks out")
     specs = [named(name) for name in request.tasks] if request.tasks else [request.task]
-    asked = FinetuneConfig(tasks=request.tasks, task=request.task, data=request.data, models={"any": out}, out=out)
-    return [load(spec, asked) for spec in specs]
+    found = []
+    for spec in specs:
+        task = load(spec, _asked(request, out, {}))
+        known: dict[str, Task] = {}
+        for saved in models:
+            own = _splitting(saved, task.name)
+            if str(own) not in known:
+                known[str(own)] = load(spec, _asked(request, out, own)) if own else task
+        found.append([known[str(_splitting(saved, task.name))] for saved in models])
+    return found
+
+
+def _splitting(saved: Saved, task: str) -> dict[str, Any]:
+    """How the model's run has split its rows, where that was this task and not as ever."""
+    if saved.trained_on != task:
+        return {}
+    usual = {"holdout": FinetuneConfig.holdout, "paper_compat": FinetuneConfig.paper_compat}
+    return {key: saved.config[key] for key, value in usual.items() if saved.config.get(key, value) != value}
+
+
+def _asked(request: TaskRequest, out: Path, own: dict[str, Any]) -> FinetuneConfig:
+    """A request for the loader."""
+    return FinetuneConfig(
+        tasks=request.tasks, task=request.task, data=request.data, models={"any": out}, out=out, **own
+    )
 
 
 def kept(folder: Path, facts: dict[str, Any], overwrite: bool) -> bool:

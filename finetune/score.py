@@ -40,8 +40,9 @@ def score_all(config: ScoreConfig) -> None:
 
     Raises: RequestError for a wrong input, before anything is scored; WorkError for damaged files.
     """
-    models, tasks = [find(path, FLAG) for path in config.models], tasks_of(config, config.out)
-    pairs = [pair(saved, task, config) for task in tasks for saved in models]
+    models = [find(path, FLAG) for path in config.models]
+    seen = tasks_of(config, models, config.out)
+    pairs = [pair(saved, task, config) for tasks in seen for saved, task in zip(models, tasks, strict=True)]
     if twins := [str(one.folder) for n, one in enumerate(pairs) if one.folder in [other.folder for other in pairs[:n]]]:
         raise RequestError(f"two of the models would be {twins[0]}; score them with another --out each")
     facts = {one.folder: facts_of(one, config) for one in pairs}

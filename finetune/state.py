@@ -54,6 +54,7 @@ class Saver:
         self._model = model
         self._last = time.perf_counter()
         self._took = 0.0
+        self._kept: tuple[int, str] | None = None  # step and sha256 of the best weights that this process has written
 
     def due(self) -> bool:
         """Whether to save now; the same on every rank."""
@@ -65,10 +66,10 @@ class Saver:
         began = time.perf_counter()
         best = progress.best
         file = None if best is None else self._root / f"best-{best.step}.safetensors"
-        if best is not None:
-            dist.on_main(lambda: _put(best.weights, file))
+        if best is not None and (self._kept is None or self._kept[0] != best.step):
+            self._kept = best.step, dist.on_main(lambda: _put(best.weights, file))
         facts = {
-            "best": None if best is None else {"step": best.step, "epoch": best.epoch, "dev": best.dev},
+            "best": None if best is None else self._described(best),
             "stale": progress.stale,
             "seconds": progress.seconds,
             "training": progress.training,
@@ -79,20 +80,25 @@ class Saver:
         self._last = time.perf_counter()
         self._took = self._last - began
 
+    def _described(self, best: Best) -> dict[str, Any]:
+        assert self._kept is not None
+        return {"step": best.step, "epoch": best.epoch, "dev": best.dev, "sha256": self._kept[1]}
 
-def _put(weights: dict[str, Tensor], file: Path | None) -> None:
+
+def _put(weights: dict[str, Tensor], file: Path | None) -> str:
+    """Write the weights, in place of a file that an earlier process may have left; the file's sha256."""
     assert file is not None
-    if file.exists():
-        return
     partial = file.with_suffix(".partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file({name: value.contiguous() for name, value in weights.items()}, partial)
         manifest.fsync(partial)
+        digest = manifest.file_sha256(partial)
         partial.rename(file)
     except Exception as error:  # safetensors hides the disk's refusal in an error of its own
         partial.unlink(missing_ok=True)
         raise WorkError(f"{file} cannot be written: {error}; free some space and give the same command again") from None
+    return digest
 
 
 def _drop_others(root: Path, file: Path | None) -> None:
@@ -108,29 +114,41 @@ def resume(run: Path, engine: Engine, method: Method) -> Progress | None:
     if found is None:
         return None
     facts = checkpoint.load(found, engine, method)
-    best = None if facts["best"] is None else Best(**facts["best"], weights=_best(root, facts["best"]))
+    kept = facts["best"]
+    best = None if kept is None else Best(kept["step"], kept["epoch"], kept["dev"], load_file(_file(root, kept)))
     return Progress(facts["step"], best, facts["stale"], facts["seconds"], facts["training"])
 
 
 def _newest(root: Path) -> Path | None:
-    """A checkpoint whose best weights are there too. A run whose state is damaged starts anew: it is not long."""
+    """A checkpoint whose best weights are whole too. A run whose state is damaged starts anew: it is not long."""
     try:
         found, _ = checkpoint.newest_good(root)
+        if found is not None:
+            _check_best(root, manifest.read(found, checkpoint.KIND, "--out")["best"])
     except WorkError as error:
         print(f"warning: {error}; the run starts anew", flush=True)
         return None
-    if found is None:
-        return None
-    best: dict[str, Any] | None = manifest.read(found, checkpoint.KIND, "--out")["best"]
-    return found if best is None or _file(root, best).is_file() else None
+    return found
 
 
-def _best(root: Path, best: dict[str, Any]) -> dict[str, Tensor]:
-    return load_file(_file(root, best))
+def _check_best(root: Path, best: dict[str, Any] | None) -> None:
+    """Raises WorkError where the best weights that a checkpoint names are not the ones that were written."""
+    if best is None:
+        return
+    file = _file(root, best)
+    if not file.is_file():
+        raise WorkError(f"{file} is missing")
+    if manifest.file_sha256(file) != best.get("sha256"):
+        raise WorkError(f"{file} is damaged: its sha256 is not the one in its checkpoint")
 
 
 def _file(root: Path, best: dict[str, Any]) -> Path:
     return root / f"best-{best['step']}.safetensors"
+
+
+def saved(run: Path) -> bool:
+    """Whether an unfinished run has a checkpoint to go on from; whether it is damaged is not looked at."""
+    return bool(checkpoint.complete(run / FOLDER))
 
 
 def clear(run: Path) -> None:

@@ -17,7 +17,7 @@ from finetune.attack import Look, Worst, attack
 from finetune.evaluation_config import RobustnessConfig
 from finetune.labels import label_map
 from finetune.predictions import predict
-from finetune.saved import Saved, device, encoded, module_of
+from finetune.saved import Saved, device, encoded, length_of, module_of
 from finetune.tasks.batches import Encoded
 from finetune.tasks.task import Task
 
@@ -34,18 +34,30 @@ class Subject(NamedTuple):
     right: set[int]
 
 
-def prepare(name: str, saved: Saved, task: Task, config: RobustnessConfig) -> Subject:
-    """The model with the rows in its own tokens and its own numbers of the classes."""
+def places_of(name: str, saved: Saved, task: Task, config: RobustnessConfig) -> list[int]:
+    """For each class of the model the task's; of kind choice none.
+
+    Raises: RequestError for a model of another kind, other classes or shorter rows than asked for.
+    """
     flag = f"--models.{name}"
     if saved.kind != task.kind:
         raise RequestError(f"{saved.folder} is for kind {saved.kind}, {task.name} is {task.kind}; set {flag}")
+    length_of(saved, config.length, flag)
+    if task.kind != "classification":
+        return []
+    places = label_map(saved.labels, task.labels, config.map, str(saved.folder))
+    if len(places) > len(task.labels):
+        raise RequestError(f"{saved.folder} has not the classes {', '.join(task.labels)} alone; set {flag}")
+    return places
+
+
+def prepare(name: str, saved: Saved, task: Task, config: RobustnessConfig) -> Subject:
+    """The model with the rows in its own tokens and its own numbers of the classes. Raises: as places_of."""
+    flag, places = f"--models.{name}", places_of(name, saved, task, config)
     module = module_of(saved, device(), flag).requires_grad_(False)
     data = encoded(saved, task, config.split, config.length, flag)
     assert data.labels is not None
-    if task.kind == "classification":
-        places = label_map(saved.labels, task.labels, {}, str(saved.folder))
-        if len(places) > len(task.labels):
-            raise RequestError(f"{saved.folder} has not the classes {', '.join(task.labels)} alone; set {flag}")
+    if places:
         data = replace(data, labels=[torch.tensor(places.index(int(label))) for label in data.labels])
     found = predict(module, data, config.batch, device())
     found.check()

@@ -11,6 +11,7 @@ from finetune.predictions import FOLDER, Stored, load_predictions
 from finetune.saved import finished
 
 FLAG = "--runs"
+STAGES = ("finetune", "score", "ensemble")  # whose records have predictions
 BINARY = ("0", "1")
 TWO_WAY = ("entailment", "not_entailment")
 THREE_WAY = ("entailment", "neutral", "contradiction")
@@ -45,8 +46,8 @@ SHEETS = (
 def submit(config: SubmitConfig) -> None:
     """Write the .zip and print what is in it.
 
-    Raises: RequestError for runs of other tasks, two of one task, or other rows than the server's; WorkError where
-        tasks are missing and `partial` is off.
+    Raises: RequestError for runs of other tasks, two of one task, or other rows than the server's, and where tasks are
+        missing and `partial` is off; WorkError for damaged predictions, or where nothing can be written at `out`.
     """
     if config.out.suffix != ".zip":
         raise RequestError(f"out = {config.out}: allowed ending .zip; set --out")
@@ -57,7 +58,7 @@ def submit(config: SubmitConfig) -> None:
         told = f"{sheet.rows} rows from {runs[sheet.task]}" if sheet.task in runs else "missing"
         print(f"{sheet.name:12s} {told}")
     if missing and not config.partial:
-        raise WorkError(f"the server wants {', '.join(missing)} as well; add runs, or set --partial true")
+        raise RequestError(f"the server wants {', '.join(missing)} as well; add runs, or set --partial true")
     _write(config.out, sheets)
     print(f"written to {config.out}")
 
@@ -66,7 +67,10 @@ def _by_task(runs: tuple[Path, ...]) -> dict[str, Path]:
     known = dict.fromkeys(sheet.task for sheet in SHEETS)
     found: dict[str, Path] = {}
     for run in runs:
-        task = finished(run, FLAG)[0].get("task")
+        start, _ = finished(run, FLAG)
+        if (stage := start.get("stage")) not in STAGES:
+            raise RequestError(f"{run} is of stage {stage}, allowed: {', '.join(STAGES)}; leave it out of {FLAG}")
+        task = start.get("task")
         if task not in known:
             raise RequestError(f"{run} is of task {task}, GLUE has {', '.join(known)}; leave it out of {FLAG}")
         if task in found:
@@ -78,9 +82,15 @@ def _by_task(runs: tuple[Path, ...]) -> dict[str, Path]:
 def text(sheet: Sheet, run: Path) -> str:
     """The lines of a file: a heading, then number and answer of each row in the order of the official file.
 
-    Raises: RequestError where the predictions are not of all its rows, or the classes not its answers.
+    Raises: RequestError where there are no predictions or not of all its rows, or the classes are not its answers.
     """
-    these = load_predictions(run / FOLDER / f"{sheet.split}.npz")
+    path = run / FOLDER / f"{sheet.split}.npz"
+    if not path.is_file():
+        raise RequestError(
+            f"{run} has no {path.relative_to(run)}: its data had no file for {sheet.name}; make the run again with one"
+            f" (--data), or leave it out of {FLAG}"
+        )
+    these = load_predictions(path)
     these.predictions.check()
     if len(these.ids) != sheet.rows:
         raise RequestError(
@@ -102,12 +112,17 @@ def answers(sheet: Sheet, these: Stored, run: Path) -> list[str]:
 
 
 def _write(path: Path, sheets: dict[str, str]) -> None:
-    """The same sheets give the same bytes: no time of day goes in."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """The same sheets give the same bytes: no time of day goes in. Raises WorkError where it cannot be written."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sheets.items():
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     partial = path.with_suffix(".partial")
-    partial.write_bytes(packed.getvalue())
-    partial.rename(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(packed.getvalue())
+        partial.rename(path)
+    except OSError as error:
+        if partial.is_file():
+            partial.unlink()
+        raise WorkError(f"{path} cannot be written ({error.strerror}); set another --out") from None

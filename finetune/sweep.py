@@ -1,12 +1,16 @@
 """Every task x model x method x seed of a config: inputs checked first, then run after run."""
 
 import functools
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from asa import dist, hf, record
+from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from asa.families import family
@@ -24,6 +28,8 @@ from finetune.tasks.facts import told
 from finetune.tasks.load import load, trainable
 from finetune.tasks.spec import TaskConfig, named
 from finetune.tasks.task import Task
+
+Failure = RequestError | WorkError
 
 
 class Sweep:
@@ -49,7 +55,7 @@ class Sweep:
         kind, splits = self.tasks[task].kind, self.tasks[task].splits
         return {name: encode(kind, split, tokenizer, length) for name, split in splits.items()}
 
-    def make(self, cell: Cell, board: Board) -> WorkError | None:
+    def make(self, cell: Cell, board: Board) -> Failure | None:
         """One claimed run, unless another process has finished it meanwhile; the error it failed with. All ranks must
         call it."""
         run, facts = cell.run, self.facts[cell.run]
@@ -59,7 +65,7 @@ class Sweep:
         data = self._encoded(run.task, run.model, cell.config.length)
         try:
             end = train(cell, self.tasks[run.task], data, facts, going_on)
-        except WorkError as error:
+        except (RequestError, WorkError) as error:
             if dist.world() > 1 and not isinstance(error, Diverged):
                 raise  # the other ranks may not have seen it
             board.say(f"{run.name:40s} failed: {error}")
@@ -71,12 +77,13 @@ class Sweep:
 def sweep(given: dict[str, Any]) -> None:
     """Make the runs that no other process makes; finished ones are kept. Prints one line per run, or a live table.
 
-    Raises: RequestError for a wrong input, before anything is trained; WorkError for a damaged task, and at the end
-        where runs have failed.
+    Raises: RequestError for a wrong input, before anything is trained; WorkError for a damaged task. At the end, where
+        runs have failed: RequestError if wrong inputs are all the reasons, else WorkError.
     """
     config = from_dict(FinetuneConfig, given)
+    began = time.time()
     work = Sweep(given)
-    failed: dict[str, WorkError] = {}
+    failed: dict[str, Failure] = {}
 
     def make(cell: Cell) -> None:
         if (error := work.make(cell, board)) is not None:
@@ -97,17 +104,25 @@ def sweep(given: dict[str, Any]) -> None:
             # Those of processes that are killed meanwhile fall to this one.
             for cell in others:
                 with claimed(cell, wait=True):
-                    if not has_failed(cell):
+                    if (error := failure(cell, began)) is None:
                         make(cell)
+                    else:
+                        failed[cell.run.name] = error
     if failed:
         names, first = ", ".join(failed), next(iter(failed.values()))
-        raise WorkError(f"{len(failed)} of {len(work.cells)} runs failed ({names}); the first: {first}")
+        requests = all(isinstance(error, RequestError) for error in failed.values())
+        kind = RequestError if requests else WorkError
+        raise kind(f"{len(failed)} of {len(work.cells)} runs failed ({names}); the first: {first}")
 
 
-def has_failed(cell: Cell) -> bool:
-    """Whether whoever made the run last came to a bad end."""
-    events = record.read(cell.folder / record.NAME)
-    return bool(events) and events[-1]["event"] == "failed"
+def failure(cell: Cell, began: float) -> WorkError | None:
+    """What another process has failed with at the run. Args: began, the start of this one (Unix time, seconds): what
+    was written before is an earlier command's."""
+    path = cell.folder / record.NAME
+    events = record.read(path)
+    if not events or events[-1]["event"] != "failed" or path.stat().st_mtime < began:
+        return None
+    return WorkError(events[-1]["error"])
 
 
 def tasks_of(config: FinetuneConfig) -> dict[str, Task]:
@@ -118,7 +133,10 @@ def tasks_of(config: FinetuneConfig) -> dict[str, Task]:
 
 
 def specs(config: FinetuneConfig) -> list[TaskConfig]:
-    """The tasks that a request names. Raises RequestError for one that is not known."""
+    """The tasks that a request names. Raises RequestError for one that is not known, and for one of your own beside
+    them."""
+    if config.tasks and config.task != TaskConfig():
+        raise RequestError("task.* describes a task of your own; leave it or --tasks out")
     return [named(name) for name in config.tasks] if config.tasks else [config.task]
 
 
@@ -129,6 +147,8 @@ def plan(given: dict[str, Any], tasks: list[Task]) -> list[Cell]:
     """
     config = from_dict(FinetuneConfig, given)
     cells = []
+    for name, path in config.models.items():
+        check_weights(name, path, config.adversary == "exported")
     for spec, task in zip(specs(config), tasks, strict=True):
         own = {method: resolved(given, spec, method) for method in config.methods}
         for method, settings in own.items():
@@ -155,7 +175,20 @@ def check_model(name: str, path: Any, length: int) -> None:
         raise RequestError(f"length = {length}: {path} takes at most {most} tokens; lower --length")
 
 
+def check_weights(name: str, folder: Path, adversary: bool) -> None:
+    """Raises RequestError for a file of weights that is cut off or none. Args: adversary, whether that of exported
+    adversaries counts."""
+    for file in sorted(folder.glob("*.safetensors")):
+        if file.name == ADVERSARY_FILE and not adversary:
+            continue
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise RequestError(f"{file} is damaged ({error}); give a complete folder by --models.{name}") from None
+
+
 def _line(run: Run, task: Task, end: dict[str, Any]) -> str:
-    scored = [key for key in end if key.partition("_")[2] in task.metrics]
+    scored = [key for key in end if any(key.endswith(f"_{metric}") for metric in task.metrics)]
     scores = "  ".join(f"{key} {end[key]:.4f}" for key in scored)
     return f"{run.name:40s} {scores}  best epoch {end['best_epoch']:g}  {end['seconds']:.1f} s"

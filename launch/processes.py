@@ -26,10 +26,11 @@ class Outcome(NamedTuple):
 class Asked:
     """SIGTERM, SIGINT and SIGHUP to this process, which only notes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, stage: str) -> None:
         self.signal = 0
         self.at_once = False
         self._since = 0.0
+        self._answer = "saving and ending" if stage == "pretrain" else "ending"  # which other stages do without a save
 
     @contextmanager
     def noted(self) -> Iterator["Asked"]:
@@ -46,7 +47,7 @@ class Asked:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self.signal:
             self.signal, self._since = number, time.monotonic()
-            text = f"{signal.Signals(number).name}: saving and ending; a second one ends everything at once\n"
+            text = f"{signal.Signals(number).name}: {self._answer}; a second one ends everything at once\n"
             os.write(sys.stderr.fileno(), text.encode())  # print may be what was interrupted
         elif time.monotonic() - self._since > AGAIN:
             self.at_once = True
@@ -60,7 +61,7 @@ def run_together(
     SIGTERM, SIGINT and SIGHUP ask the ranks of `stage` to end and wait for them, LIMIT seconds at most; a second one
     ends everything at once. Args: remote, where the ranks are on other machines.
     """
-    with Asked().noted() as asked, _guard(stage) as guard:
+    with Asked(stage).noted() as asked, _guard(stage) as guard:
         children = [subprocess.Popen(command, env=variables, start_new_session=True) for command in commands]
         guard.write("".join(f"{child.pid}\n" for child in children))
         guard.flush()

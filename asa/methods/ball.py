@@ -1,9 +1,9 @@
 """What the methods share that climb the loss inside a ball around the word embeddings."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 from torch import Tensor, nn
 
 from asa import perturb
@@ -29,7 +29,22 @@ class BallConfig:
     step_size: Size = 0.1
     """Norm of one ascent step."""
     start: Size = 0.0
-    """Size of the random start: below it lies its norm (l2) or each entry (linf). 0 starts at the clean batch."""
+    """Size of the random start: below it lies its norm (l2) or each entry (linf). 0 starts at the clean batch; above
+    `radius` it is refused where both are set."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _starts_inside(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        built = handler(given)
+        said = given if isinstance(given, dict) else getattr(given, "kwargs", None) or {}
+        # Where only one is set, a task's preset may still change the other.
+        if {"start", "radius"} <= set(said) and built.radius is not None and built.start > built.radius:
+            group = cls.__name__.removesuffix("Config").lower()
+            raise ValueError(
+                f"a start of {built.start} is outside the ball of radius {built.radius}; lower --{group}.start or"
+                f" raise --{group}.radius"
+            )
+        return built
 
 
 def room(engine: Engine, batch: Batch) -> Room:

@@ -1,7 +1,8 @@
 """A tiny random BERT, its tokenizer and a task it can learn: the label is the row's marked word."""
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ from finetune.tasks.task import Kind, Split, Task
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, "red", "green", "blue", *"abcdefgh"]
 CLASSES = ["red", "green", "blue"]
+
+
+@pytest.fixture(autouse=True)
+def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command sets LOCAL_RANK and answers SIGTERM: both are of its process, which here goes on to other tests."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

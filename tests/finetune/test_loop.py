@@ -169,9 +169,40 @@ def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(
 def test_a_damaged_model_is_one_line(given: Given, model_folder: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(model_folder, tmp_path / "damaged")
     (damaged / "model.safetensors").write_bytes(b"none")
-    with pytest.raises(RequestError, match=r"damaged gives no model .* by --models.tiny") as caught:
-        sweep(given(models={"tiny": damaged}))
+    with pytest.raises(RequestError, match=r"model.safetensors is damaged .* by --models.bad") as caught:
+        sweep(given(models={"tiny": model_folder, "bad": damaged}))
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_its_model_refuses_is_told_at_the_end_and_the_others_are_made(
+    make: Make, given: Given, model_folder: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(model_folder, tmp_path / "other")
+    adversary = build(Run("small", "tiny", "asa", 7), make(asa={"heads": "each"}), COLOURS)[0].adversary
+    assert adversary is not None
+    adversary.save_pretrained(other)
+    wanted = given(models={"bad": other, "tiny": model_folder}, methods=["asa"], adversary="exported", max_steps=2)
+    with pytest.raises(RequestError, match=r"1 of 2 runs failed \(colours/bad-asa-0\); the first: .* --asa.heads"):
+        sweep(wanted)
+    *_, failed = events(tmp_path / "runs", "bad-asa-0")
+    assert failed["event"] == "failed"
+    assert "--asa.heads" in failed["error"]
+    assert events(tmp_path / "runs", "tiny-asa-0")[-1]["event"] == "end"
+
+
+def test_predictions_that_are_not_finite_concern_their_run_alone(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*rest: Any) -> Predictions:
+        found = predict(*rest)
+        return found._replace(logits=[row * float("nan") for row in found.logits])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "predict", lost)
+        with pytest.raises(WorkError, match=r"the first: colours/tiny-vanilla-0: a prediction is not finite; lower"):
+            sweep(given())
+    assert events(tmp_path / "runs", "tiny-vanilla-0")[-1]["event"] == "failed"
 
 
 @pytest.mark.parametrize(("epochs", "limit", "steps"), [(2, None, 6), (1.5, None, 5), (0.1, None, 1), (9, 4, 4)])

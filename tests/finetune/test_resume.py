@@ -6,16 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from asa import record
 from asa.config import save_yaml
 from asa.engine import PlainEngine
+from asa.errors import RequestError
 from finetune import state
 from finetune.sweep import sweep
 from tests.finetune.conftest import Given, Make, events
@@ -96,24 +99,71 @@ def test_patience_and_the_best_evaluation_outlive_a_kill(
     assert_same_end(tmp_path / "whole", tmp_path / "runs", "tiny-vanilla-0")
 
 
-def test_other_settings_or_a_damaged_state_start_anew(
-    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def cut_off(monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any]) -> None:
+    """Leave the run killed at its last step, with a saved state."""
+    with monkeypatch.context() as patched:
+        kill_at(patched, 6)
+        with pytest.raises(Killed):
+            sweep(wanted)
+
+
+def truncated(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def altered(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [("step-*/model.safetensors", truncated), ("best-*", truncated), ("best-*", altered), ("best-*", None)],
+)
+def test_a_damaged_state_is_told_and_the_run_starts_anew(
+    file: str,
+    damage: Callable[[bytes], bytes] | None,
+    given: Given,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     wanted = given(save_every=0, save_model=True)
     sweep({**wanted, "out": tmp_path / "whole"})
-    for change in ("length", "state"):
-        with monkeypatch.context() as patched:
-            kill_at(patched, 6)
-            with pytest.raises(Killed):
-                sweep({**wanted, "length": 12} if change == "length" else wanted)
-        if change == "state":
-            (weights,) = (tmp_path / "runs").glob(f"*/*/{state.FOLDER}/step-*/model.safetensors")
-            weights.write_bytes(weights.read_bytes()[:-1])
-        capsys.readouterr()
+    cut_off(monkeypatch, wanted)
+    (weights,) = (tmp_path / "runs").glob(f"*/*/{state.FOLDER}/{file}")
+    weights.unlink() if damage is None else weights.write_bytes(damage(weights.read_bytes()))
+    capsys.readouterr()
+    sweep(wanted)
+    assert "the run starts anew" in capsys.readouterr().out
+    assert_same_end(tmp_path / "whole", tmp_path / "runs", "tiny-vanilla-0")
+
+
+def test_a_saved_state_of_other_settings_is_replaced_on_request_alone(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = given(save_every=0, save_model=True)
+    cut_off(monkeypatch, {**wanted, "length": 12})
+    with pytest.raises(RequestError, match=r"unfinished run, .* another length; set --out or --overwrite true"):
         sweep(wanted)
-        assert ("the run starts anew" in capsys.readouterr().out) == (change == "state")
-        assert_same_end(tmp_path / "whole", tmp_path / "runs", "tiny-vanilla-0")
-        next((tmp_path / "runs").glob(f"*/*/{record.NAME}")).unlink()
+    assert any((tmp_path / "runs").glob(f"*/*/{state.FOLDER}/step-*"))
+    sweep({**wanted, "overwrite": True})
+    sweep({**wanted, "out": tmp_path / "whole"})
+    assert_same_end(tmp_path / "whole", tmp_path / "runs", "tiny-vanilla-0")
+
+
+def test_another_number_of_threads_does_not_go_on(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = given(save_every=0, save_model=True)
+    cut_off(monkeypatch, wanted)
+    begun = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: begun + 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    capsys.readouterr()
+    sweep(wanted)
+    assert f"begun with threads {begun}, now {begun + 1}; the run starts anew" in capsys.readouterr().out
+    (start, *_) = events(tmp_path / "runs", "tiny-vanilla-0")
+    assert start["threads"] == begun + 1
 
 
 def test_a_long_save_makes_the_next_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The attack on losses whose maximum in the ball is known, then the command on models."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asa import record
+from asa.config import from_dict
 from asa.errors import RequestError, WorkError
+from asa.methods import MethodsConfig
 from asa.perturb import Room
 from finetune import robustness as command
 from finetune.attack import Look, Worst, attack
 from finetune.evaluation_config import RobustnessConfig
-from finetune.robustness import EXAMPLES, RADII, robustness
+from finetune.radii import RADII
+from finetune.robustness import EXAMPLES, robustness
 from finetune.saved import find
 from finetune.subject import attacked, prepare
 from tests.finetune.conftest import CLASSES, small_task
@@ -195,6 +199,50 @@ def test_a_command_given_again_does_what_is_left_and_finds_the_same(
         np.testing.assert_array_equal(values, before[name])
     with pytest.raises(RequestError, match="another config"):
         robustness(RobustnessConfig(**{**asked, "steps": 7}))
+    assert (folder / RADII).read_bytes() == radii  # refused before anything is searched
+    (folder / RADII).write_bytes(radii[:50])
+    robustness(RobustnessConfig(**asked))
+    with np.load(folder / RADII) as found:
+        assert set(before["radius"]) < set(found["radius"])  # those of rows without a radius are 0
+
+
+def test_the_last_of_several_tasks_is_checked_before_the_first_is_attacked(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [[small_task("classification")] * 2, [small_task("token")] * 2]
+    monkeypatch.setattr(command, "tasks_of", lambda *_: tasks)
+    with pytest.raises(RequestError, match="is of kind token"):
+        robustness(RobustnessConfig(**asked))
+    assert not asked["out"].exists()
+
+
+def test_classes_without_names_in_common_are_mapped(asked: dict[str, Any], model_folder: Path, tmp_path: Path) -> None:
+    model = find(saved(tmp_path / "map", model_folder, ["rouge", "vert", "bleu"]), "--models.one")
+    config = RobustnessConfig(**{**asked, "map": {"rouge": "blue", "vert": "red", "bleu": "green"}})
+    task = small_task("classification")
+    one = prepare("one", model, task, config)
+    labels = task.splits["train"].labels
+    assert labels is not None
+    # The task's red, green, blue are the model's vert, bleu, rouge.
+    assert [int(label) for label in one.data.labels or []] == [[1, 2, 0][int(label)] for label in labels]  # type: ignore[arg-type]
+
+
+def test_a_training_start_outside_the_ball_is_refused_but_a_preset_may_widen_the_ball() -> None:
+    for preset, flags, told in (
+        ({"start": 0.6, "radius": 0.6}, {"radius": 0.1}, "lower --freelb.start or raise --freelb.radius"),
+        ({"start": 0.6, "radius": 0.6}, {"radius": None}, None),
+        ({"start": 0.6, "radius": 0.6}, {"start": 0.3}, None),
+        ({}, {"start": 0.3}, None),  # what is asked for before the preset of the task is known
+    ):
+        asked = {"freelb": {**preset, **flags}}
+        with pytest.raises(RequestError, match=told) if told else nullcontext():
+            assert from_dict(MethodsConfig, asked).freelb.start == asked["freelb"]["start"]
+
+
+def test_summaries_are_plain_medians() -> None:
+    worst = Worst(torch.tensor([0.0, 1.0]), torch.tensor([[1.0, 1.0], [2.0, 4.0]]), torch.ones(2, dtype=torch.bool))
+    found = command._summary(worst, np.array([0.1, 0.3]))
+    assert (found["clean_loss_median"], found["start_spread"], found["median"]) == (0.5, 2.0, 2.5)
 
 
 def test_wrong_requests_of_the_command_are_one_line(asked: dict[str, Any], model_folder: Path, tmp_path: Path) -> None:

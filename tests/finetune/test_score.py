@@ -81,6 +81,26 @@ def test_a_run_scored_on_its_own_task_gives_what_it_recorded(
     assert record.read(folder / record.NAME)[0]["config"]["length"] == 8
 
 
+def test_a_model_is_scored_on_the_rows_that_its_own_run_held_out(
+    given: Given, model_folder: Path, tmp_path: Path
+) -> None:
+    lines = [f"{filler} {colour},{colour}" for filler in "abcdefgh" for colour in CLASSES]
+    (tmp_path / "train.csv").write_text("\n".join(["text,y", *lines, ""]))
+    task = {"name": "held", "train": [tmp_path / "train.csv"], "text": ["text"], "label": "y"}
+    asked = given(task=task, max_steps=2, save_model=True, holdout=0.4)
+    sweep(asked)
+    run, other = asked["out"] / "held" / "tiny-vanilla-0", saved(tmp_path / "other", model_folder, CLASSES)
+    score_all(ScoreConfig(task=task, out=tmp_path / "scores", models=(run, other), length=16))  # type: ignore[arg-type]
+    folders = [tmp_path / "scores" / "held" / name for name in ("held-tiny-vanilla-0", "other")]
+    ids = [load_predictions(folder / FOLDER / "test.npz").ids for folder in (run, *folders)]
+    assert ids[0] == ids[1]
+    assert len(ids[2]) < len(ids[0])
+    assert (
+        record.read(folders[0] / record.NAME)[0]["inputs"]["task_sha256"]
+        == (record.read(run / record.NAME)[0]["inputs"]["task_sha256"])
+    )
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours", "given", "places"),
     [
@@ -210,4 +230,6 @@ def test_wrong_requests_are_one_line(model_folder: Path, task_folder: Path, tmp_
     ):
         with pytest.raises(RequestError, match=told):
             score_all(request(task_folder, tmp_path / "out", *models))
+    with pytest.raises(RequestError, match="describes a task of your own; leave it or --tasks out"):
+        score_all(request(task_folder, tmp_path / "out", head, tasks=("sst2",)))
     assert not (tmp_path / "out").exists()

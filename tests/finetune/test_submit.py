@@ -10,7 +10,7 @@ import pytest
 from scipy.special import softmax
 
 from asa import record
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from asa.record import Record
 from finetune import __main__ as commands
 from finetune.ensemble import ensemble
@@ -33,9 +33,12 @@ LABELS = {
 }
 
 
-def run_of(folder: Path, task: str, splits: dict[str, Stored], **end: float) -> Path:
+def run_of(
+    folder: Path, task: str, splits: dict[str, Stored], stage: str = "finetune", inputs: Any = None, **end: float
+) -> Path:
     """A finished run's folder."""
-    lines = Record(folder, {"stage": "finetune", "task": task, "model": "tiny", "method": "vanilla", "seed": 0})
+    facts = {"stage": stage, "task": task, "model": "tiny", "method": "vanilla", "seed": 0, "inputs": inputs or {}}
+    lines = Record(folder, facts)
     for name, these in splits.items():
         save_predictions(folder / FOLDER / f"{name}.npz", these)
     lines.end(end)
@@ -108,7 +111,7 @@ def test_missing_tasks_are_told_and_nothing_is_written(
         with pytest.raises(SystemExit) as stop:
             commands.main()
         codes.append((stop.value.code, out.exists()))
-    assert codes == [(1, False), (0, True)]
+    assert codes == [(2, False), (0, True)]
     told = capsys.readouterr()
     assert "the server wants CoLA.tsv, SST-2.tsv" in told.err
     assert zipfile.ZipFile(out).namelist() == ["MNLI-m.tsv", "MNLI-mm.tsv", "RTE.tsv"]
@@ -127,18 +130,38 @@ def test_what_the_server_would_refuse_is_refused(glue: dict[str, Path], tmp_path
     classes = run_of(tmp_path / "classes", "rte", {"submit": rows("classification", np.ones((3000, 2)), ["a", "b"])})
     alien = run_of(tmp_path / "alien", "wnut17", {})
     blind = run_of(tmp_path / "blind", "cola", {})
+    attack = run_of(tmp_path / "attack", "cola", {}, stage="robustness")
     for runs, told in (
         ([short], "predicts 2999 rows, RTE.tsv has 3000"),
         ([glue["rte"], twin], "are both of rte; give one of them, or their ensemble"),
         ([classes], "has classes a, b, RTE.tsv entailment, not_entailment"),
         ([alien], "is of task wnut17, GLUE has cola"),
-        ([blind], "no file .*submit.npz"),
+        ([blind], "has no predictions/submit.npz: its data had no file for CoLA.tsv; make the run again with one"),
+        ([attack], "is of stage robustness, allowed: finetune, score, ensemble"),
     ):
         with pytest.raises(RequestError, match=told):
             submit(SubmitConfig(runs=tuple(runs), out=tmp_path / "x.zip", partial=True))
     with pytest.raises(RequestError, match="allowed ending"):
         submit(SubmitConfig(runs=(short,), out=tmp_path / "x.tar"))
     assert not (tmp_path / "x.zip").exists()
+
+
+def test_an_out_that_cannot_be_written_is_one_line_and_leaves_nothing(glue: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "glue.zip"
+    out.mkdir()
+    with pytest.raises(WorkError, match="cannot be written"):
+        submit(SubmitConfig(runs=(glue["wnli"],), out=out, partial=True))
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_an_ensemble_never_takes_the_place_of_a_member(tmp_path: Path) -> None:
+    runs = [glue_run(tmp_path / str(seed), "wnli", seed) for seed in range(3)]
+    pair = tmp_path / "pair"
+    ensemble(EnsembleConfig(runs=tuple(runs[:2]), out=pair))
+    before = (pair / FOLDER / "submit.npz").read_bytes()
+    with pytest.raises(RequestError, match="pair is one of the runs and would be removed"):
+        ensemble(EnsembleConfig(runs=(pair, runs[2]), out=tmp_path / "0" / ".." / "pair"))
+    assert (pair / FOLDER / "submit.npz").read_bytes() == before
 
 
 def test_an_ensemble_averages_probabilities_and_can_be_submitted(tmp_path: Path) -> None:
@@ -198,7 +221,10 @@ def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     task = run_of(tmp_path / "3", "b", {"test": stored("classification", [[0, 1]], [1])})
     further = {name: stored("classification", [[0, 1]], [1]) for name in ("test", "mm")}
     more = run_of(tmp_path / "4", "a", further)
+    blind = rows("classification", np.ones((1, 2)), ["no", "yes"])
+    files = [run_of(tmp_path / name, "a", {"submit": blind}, inputs={"task_sha256": name}) for name in ("x", "y")]
     for runs, told in (
+        ((files[0], files[1]), "were made from other rows of the task"),
         ((one, other), "have not the same rows in test.npz"),
         ((one, task), "several tasks: a, b"),
         ((one, more), "not for the same splits"),

@@ -1,6 +1,7 @@
 """Which runs are made, skipped, refused; the command line."""
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -13,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 
 from asa import manifest, record
 from asa.config import from_dict, to_dict
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from asa.methods import METHODS, MethodsConfig
 from cli import given as read_flags
 from finetune.__main__ import main
@@ -21,7 +22,7 @@ from finetune.claims import claimed
 from finetune.config import FinetuneConfig, check
 from finetune.facts import groups_read, settings, weights_sha256
 from finetune.run import Run
-from finetune.sweep import Sweep, plan, sweep
+from finetune.sweep import Sweep, _line, plan, sweep
 from tests.finetune.conftest import CLASSES, Given, Make, events, small_task, write_task
 
 QUICKSTART = Path(__file__).parents[2] / "configs/finetune/quickstart.yaml"
@@ -84,11 +85,46 @@ def test_a_finished_run_with_other_weights_is_refused(given: Given, model_folder
     sweep(given())
     moved = shutil.copytree(model_folder, tmp_path / "moved")
     sweep(given(models={"tiny": moved}))
+    (moved / "adversary.safetensors").write_bytes(b"none")  # vanilla reads none
+    sweep(given(models={"tiny": moved}))
     model = AutoModelForSequenceClassification.from_pretrained(moved, num_labels=2)
     model.save_pretrained(moved)
     weights_sha256.cache_clear()  # the hash of a folder holds for the life of a process
     with pytest.raises(RequestError, match="with another model_sha256"):
         sweep(given(models={"tiny": moved}))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_model_is_its_weights_its_shape_and_its_tokenizer(name: str, model_folder: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(model_folder, tmp_path / "moved")
+    assert weights_sha256(moved) == weights_sha256(model_folder)
+    (moved / name).write_bytes((moved / name).read_bytes() + b" ")
+    weights_sha256.cache_clear()
+    assert weights_sha256(moved) != weights_sha256(model_folder)
+
+
+def test_a_schedule_and_an_exported_adversary_count_by_content(
+    given: Given, model_folder: Path, tmp_path: Path
+) -> None:
+    lines = [{"event": "start"}, {"event": "train", "step": 1, "masked_share": [0.1, 0.2]}]
+    for place, name in enumerate(("a", "b", "c")):
+        lines[1]["masked_share"] = [0.1 * (1 + place // 2), 0.2]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def wanted(name: str) -> dict[str, Any]:
+        schedule = {"strategy": "scheduled", "schedule": tmp_path / name}
+        return given(methods=["random_mask"], random_mask=schedule, max_steps=1)
+
+    sweep(wanted("a"))
+    assert len(Sweep(wanted("b")).finished) == 1
+    with pytest.raises(RequestError, match="with another schedule_sha256; "):
+        Sweep(wanted("c"))
+    sweep(given(methods=["asa"], save_model=True, max_steps=1))
+    saved = tmp_path / "runs" / "colours" / "tiny-asa-0" / "model"
+    pretrained = shutil.copytree(model_folder, tmp_path / "pretrained")
+    shutil.copy(saved / "adversary.safetensors", pretrained)
+    with pytest.raises(RequestError, match="with another adversary, adversary_sha256; "):
+        Sweep(given(methods=["asa"], models={"tiny": pretrained}, adversary="exported", max_steps=1))
 
 
 def test_the_selected_model_is_kept_on_request(given: Given, tmp_path: Path) -> None:
@@ -101,6 +137,26 @@ def test_the_selected_model_is_kept_on_request(given: Given, tmp_path: Path) -> 
     assert not info["unexpected_keys"]
     sweep(given(models={"tiny": folder}, out=tmp_path / "second"))
     assert events(tmp_path / "second", "tiny-vanilla-0")[0]["new_weights"] == []
+
+
+def test_a_finished_run_is_made_again_where_its_model_is_wanted_and_was_not_kept(given: Given, tmp_path: Path) -> None:
+    sweep(given(max_steps=2))
+    run = tmp_path / "runs" / "colours" / "tiny-vanilla-0"
+    assert len(Sweep(given(max_steps=2)).finished) == 1
+    sweep(given(max_steps=2, save_model=True))
+    assert manifest.verify(run / "model", "model", "-")["method"] == "vanilla"
+    assert [len(Sweep(given(max_steps=2, save_model=kept)).finished) for kept in (True, False)] == [1, 1]
+
+
+def test_a_task_of_your_own_beside_standard_ones_is_refused(given: Given) -> None:
+    with pytest.raises(RequestError, match=r"task\.\* describes a task of your own; leave it or --tasks out"):
+        Sweep(given(tasks=["rte"]))
+
+
+def test_a_line_shows_splits_with_an_underscore_in_their_names() -> None:
+    end = {"dev_accuracy": 0.5, "test_hard_accuracy": 0.25, "test_loss": 1.0, "best_epoch": 1.0, "seconds": 1.0}
+    line = _line(Run("small", "tiny", "vanilla", 0), small_task("classification"), end)
+    assert "dev_accuracy 0.5000  test_hard_accuracy 0.2500  best epoch 1" in line
 
 
 def test_nothing_is_trained_where_one_input_is_wrong(given: Given, model_folder: Path, tmp_path: Path) -> None:
@@ -206,6 +262,42 @@ def test_a_run_whose_process_has_gone_falls_to_worker_0(given: Given, tmp_path: 
     sweep(wanted)
     holder.join()
     assert [events(tmp_path / "runs", f"tiny-vanilla-{seed}")[-1]["event"] for seed in (0, 1)] == ["end", "end"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_failure_of_another_process_counts_and_one_of_an_earlier_command_is_made_good(
+    before: bool, given: Given, tmp_path: Path
+) -> None:
+    wanted = given(seeds=[0, 1])
+    (first, _) = Sweep(wanted).cells
+    path = first.folder / record.NAME
+    begun = threading.Event()
+
+    def fail() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"event": "start"}) + "\n" + json.dumps({"event": "failed", "error": "lost"}) + "\n")
+
+    def hold() -> None:
+        with claimed(first):
+            begun.set()
+            while not any((tmp_path / "runs").glob("*/tiny-vanilla-1/predictions")):
+                time.sleep(0.01)
+            if not before:
+                fail()
+
+    if before:
+        fail()
+        os.utime(path, (0, 0))
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert begun.wait(10)
+    if before:
+        sweep(wanted)
+    else:
+        with pytest.raises(WorkError, match=r"1 of 2 runs failed \(colours/tiny-vanilla-0\); the first: lost"):
+            sweep(wanted)
+    holder.join()
+    assert events(tmp_path / "runs", "tiny-vanilla-0")[-1]["event"] == ("end" if before else "failed")
 
 
 def test_the_command_line_trains_and_refuses(

@@ -60,7 +60,9 @@ def test_two_processes_share_the_fine_tuning_runs(make: Make, tmp_path: Path) ->
     assert [line.split("--worker ")[1] for line in workers] == ["0", "1"]
     for method in config.methods:
         assert events(config.out, f"tiny-{method}-0")[-1]["event"] == "end"
-        assert done.stdout.count(f"tiny-{method}-0 ") == 1
+        # A process that starts late may also tell that the other has finished a run before.
+        made = [line for line in done.stdout.splitlines() if f"tiny-{method}-0 " in line and "best epoch" in line]
+        assert len(made) == 1
 
 
 @pytest.mark.slow
