@@ -16,7 +16,7 @@ from finetune.evaluation_config import TaskRequest
 from finetune.model import HEADS
 from finetune.tasks.batches import Encoded, encode
 from finetune.tasks.load import load
-from finetune.tasks.spec import TaskConfig, named
+from finetune.tasks.spec import chosen
 from finetune.tasks.task import Kind, Task
 
 LENGTH = 128  # tokens per row for a model that no run of ours has made
@@ -123,11 +123,8 @@ def tasks_of(request: TaskRequest, models: Sequence[Saved], out: Path) -> list[l
     was trained on would be scored.
     Raises: RequestError for a task of one's own beside standard ones; else as the loader.
     """
-    if request.tasks and request.task != TaskConfig():
-        raise RequestError("task.* describes a task of your own; leave it or --tasks out")
-    specs = [named(name) for name in request.tasks] if request.tasks else [request.task]
     found = []
-    for spec in specs:
+    for spec in chosen(request.tasks, request.task):
         task = load(spec, _asked(request, out, {}))
         known: dict[str, Task] = {}
         for saved in models:

@@ -75,26 +75,18 @@ def attacked(subject: Subject, rows: np.ndarray, radius_E: np.ndarray, config: R
         these = slice(first, first + config.batch)
         batch = data.batch(rows[these]).to(device())
         room = Room(~batch.pad_BL, len(rows[these]), width)
-        answers = [data.answers[row] for row in rows[these]] if data.answers else []
         radius = torch.tensor(radius_E[these], dtype=torch.float32, device=device())
         seed = (config.seed, first)
-        worst = attack(_look(module, batch, answers), room, radius, config.steps, config.step_size, config.starts, seed)
+        worst = attack(_look(module, batch), room, radius, config.steps, config.step_size, config.starts, seed)
         found.append(Worst(*(tensor.cpu() for tensor in worst)))
     return Worst(*(torch.cat(parts, dim=-1) for parts in zip(*found, strict=True)))
 
 
-def _look(module: TaskModel, batch: Batch, answers: list[int]) -> Look:
-    """Cross entropy and rightness of a batch. answers: of each row of kind choice, the number of its real answers."""
-    absent_EC: Tensor | None = None
-    if answers:
-        number_E1 = torch.tensor(answers, device=batch.labels.device).unsqueeze(1)
-        absent_EC = torch.arange(max(answers), device=batch.labels.device) >= number_E1
+def _look(module: TaskModel, batch: Batch) -> Look:
+    """Cross entropy and rightness of a batch."""
 
     def look(delta_RLD: Tensor) -> tuple[Tensor, Tensor]:
-        logits_EC = module(batch, Perturb(embed_BLD=delta_RLD)).logits.float()
-        if absent_EC is not None:
-            logits_EC = logits_EC[:, : absent_EC.shape[1]].masked_fill(absent_EC, -torch.inf)
-        log_EC = logits_EC.log_softmax(-1)
+        log_EC = module(batch, Perturb(embed_BLD=delta_RLD)).log_probs
         return -log_EC.gather(1, batch.labels.unsqueeze(1)).squeeze(1), log_EC.argmax(1) == batch.labels
 
     return look

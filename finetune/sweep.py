@@ -26,7 +26,7 @@ from finetune.run import Cell, Run
 from finetune.tasks.batches import Encoded, encode
 from finetune.tasks.facts import told
 from finetune.tasks.load import load, trainable
-from finetune.tasks.spec import TaskConfig, named
+from finetune.tasks.spec import chosen
 from finetune.tasks.task import Task
 
 Failure = RequestError | WorkError
@@ -128,16 +128,8 @@ def failure(cell: Cell, began: float) -> WorkError | None:
 def tasks_of(config: FinetuneConfig) -> dict[str, Task]:
     """The tasks that a request names, loaded, by name. Raises RequestError for one that is not known, or
     has no rows to train on."""
-    tasks = [trainable(load(spec, config)) for spec in specs(config)]
+    tasks = [trainable(load(spec, config)) for spec in chosen(config.tasks, config.task)]
     return {task.name: task for task in tasks}
-
-
-def specs(config: FinetuneConfig) -> list[TaskConfig]:
-    """The tasks that a request names. Raises RequestError for one that is not known, and for one of your own beside
-    them."""
-    if config.tasks and config.task != TaskConfig():
-        raise RequestError("task.* describes a task of your own; leave it or --tasks out")
-    return [named(name) for name in config.tasks] if config.tasks else [config.task]
 
 
 def plan(given: dict[str, Any], tasks: list[Task]) -> list[Cell]:
@@ -149,7 +141,7 @@ def plan(given: dict[str, Any], tasks: list[Task]) -> list[Cell]:
     cells = []
     for name, path in config.models.items():
         check_weights(name, path, config.adversary == "exported")
-    for spec, task in zip(specs(config), tasks, strict=True):
+    for spec, task in zip(chosen(config.tasks, config.task), tasks, strict=True):
         own = {method: resolved(given, spec, method) for method in config.methods}
         for method, settings in own.items():
             check(settings, torch.cuda.is_available())

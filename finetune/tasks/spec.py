@@ -1,6 +1,7 @@
 """What a task's description may say: configs/task/NAME.yaml for the standard ones, flags or a file for your own."""
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -110,6 +111,16 @@ class TaskConfig:
     """Where below FinetuneConfig.data the files may be: the first place that has them all is taken."""
     hub: HubSource | None = None
     """Where the rows come from if FinetuneConfig.data is null."""
+
+
+def chosen(names: Sequence[str], own: TaskConfig) -> list[TaskConfig]:
+    """The standard tasks of these names, or without any the user's own.
+
+    Raises: RequestError for an unknown name, and for one's own beside standard ones.
+    """
+    if names and own != TaskConfig():
+        raise RequestError("task.* describes a task of your own; leave it or --tasks out")
+    return [named(name) for name in names] if names else [own]
 
 
 def named(name: str) -> TaskConfig:
