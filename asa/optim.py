@@ -42,7 +42,7 @@ class ClippingAdamW(torch.optim.AdamW):
     """
 
     def __init__(self, module: nn.Module, optim: OptimConfig) -> None:
-        super().__init__(parameter_groups(module, optim.weight_decay), **_options(optim))
+        super().__init__(parameter_groups(module, optim.weight_decay), **_options(optim), fused=True)
         self.clip = optim.clip or float("inf")
         self.overflow = False
         self._global_grad_norm: Tensor | float = 0.0
@@ -68,9 +68,9 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     ]
 
 
-def build_optimizer(module: nn.Module, optim: OptimConfig, fused: bool | None = None) -> torch.optim.AdamW:
+def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     """AdamW over the trainable parameters; clipping is left to others."""
-    return torch.optim.AdamW(parameter_groups(module, optim.weight_decay), **_options(optim), fused=fused)
+    return torch.optim.AdamW(parameter_groups(module, optim.weight_decay), **_options(optim), fused=True)
 
 
 def _options(optim: OptimConfig) -> dict[str, Any]:
@@ -81,7 +81,8 @@ def start(optimizer: torch.optim.Optimizer, updated: Iterable[Tensor]) -> None:
     """Make the state of what the optimizer updates, as its first step would: memory is taken at once or not at all,
     and a checkpoint finds the same tensors before and after the first step."""
     for p in updated:
-        optimizer.state[p] = {"step": torch.tensor(0.0)} | {name: torch.zeros_like(p) for name in MOMENTS}
+        averages = {name: torch.zeros_like(p) for name in MOMENTS}
+        optimizer.state[p] = {"step": torch.zeros((), device=p.device), **averages}
 
 
 def set_updates(optimizer: torch.optim.Optimizer, updates: int) -> None:

@@ -52,7 +52,7 @@ class DeepSpeedEngine(_Passes):
             settings["gradient_clipping"] = 0.0
             self._adam = ClippingAdamW(module, optim)
         else:
-            self._adam = build_optimizer(module, optim, fused=offload or None)
+            self._adam = build_optimizer(module, optim)
         # While it is built, DeepSpeed's ZeRO 0 in half precision makes an update, whose weight decay would be applied.
         set_rate(self._adam, 0.0)
         self._engine, optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)

@@ -47,7 +47,7 @@ def deepspeed_settings(
             "offload_optimizer": {"device": "cpu" if offload else "none", "pin_memory": torch.cuda.is_available()},
         },
         "zero_allow_untested_optimizer": False,
-        # With offload torch's fused AdamW does the update on the CPU: nothing to compile.
+        # With offload too, the fused AdamW of torch updates on the CPU: nothing to compile.
         "zero_force_ds_cpu_optimizer": False,
         "fp16": {
             "enabled": precision == "fp16",
