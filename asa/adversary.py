@@ -93,8 +93,9 @@ class _ReversedThreshold(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        soft = torch.sigmoid(x / ctx.temperature)
-        return -ctx.scale / ctx.temperature * grads[0] * soft * (1 - soft), None, None
+        soft = torch.sigmoid(x if ctx.temperature == 1 else x / ctx.temperature)
+        slope = torch.ops.aten.sigmoid_backward(grads[0], soft)
+        return slope.mul_(-ctx.scale / ctx.temperature), None, None
 
 
 def threshold(x: Tensor, scale: float, temperature: float = 1.0) -> Tensor:
@@ -135,7 +136,8 @@ class Adversary(nn.Module):
                 q_BLD, k_BLD = (x_BLD.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x_BLD in (q_BLD, k_BLD))
                 seen_BLL = seen_BLL.unsqueeze(1)
             x_BLL = q_BLD @ k_BLD.transpose(-1, -2) / q_BLD.shape[-1] ** 0.5
-            return x_BLL.masked_fill(~seen_BLL, MASKED)
+            seen_BLL = seen_BLL.to(x_BLL.dtype)
+            return x_BLL.mul_(seen_BLL).add_((1 - seen_BLL) * MASKED)
 
     def forward(self, h_BLD: Tensor, seen_BLL: Tensor, noise_BLL: Tensor | None = None) -> Tensor:
         """Keep map in {0, 1}, BLL or BHLL, at least in fp32; its gradient arrives reversed at this layer's parameters
@@ -144,6 +146,11 @@ class Adversary(nn.Module):
         if noise_BLL is not None:
             x_BLL = x_BLL + noise_BLL
         return threshold(x_BLL, self.config.reversal, self.config.temperature)
+
+    def products(self, h_BLD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Both maps of h, BLD in `dtype`, whose product's signs are the map: scores' are of them, without the -1e4."""
+        h_BLD = h_BLD.detach().to(self.query.weight.dtype)
+        return self.query(h_BLD).to(dtype), self.key(h_BLD).to(dtype)
 
     def noise(self, pad_BL: Tensor) -> Tensor | None:
         """What forward takes as noise for rows of this shape: with mask gumbel a draw, else None."""

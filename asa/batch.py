@@ -1,7 +1,7 @@
 """What a micro-batch is. Its totals are of the whole optimizer step: sums over micro-batches and ranks are means."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +10,10 @@ Kind = Literal["mlm", "classification", "regression", "choice", "token"]
 IGNORE = -100  # label of an unlabelled token, as Hugging Face has it
 
 # B rows, C choices, L length, M masked positions of the micro-batch
+
+
+def _has(value: Any, rows: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,16 @@ class Batch:
     def pad_BL(self) -> Tensor:
         """True at padding, with choices flattened into rows."""
         return (self.inputs["attention_mask"] == 0).flatten(0, -2)
+
+    def twice(self) -> "Batch":
+        """Its rows, then its rows again; the totals stay, and what all rows share."""
+        positions = self.positions
+        if positions is not None:
+            positions = torch.cat([positions, positions + self.inputs["input_ids"].numel()])
+        rows = len(self.inputs["input_ids"])
+        each = {name: value for name, value in self.inputs.items() if _has(value, rows)}
+        inputs = self.inputs | {name: torch.cat([value, value]) for name, value in each.items()}
+        return replace(self, inputs=inputs, labels=torch.cat([self.labels, self.labels]), positions=positions)
 
     def to(self, device: torch.device) -> "Batch":
         def move(tensor: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The hooks on one self-attention module: a keep map becomes an additive mask, or the released program's scores."""
 
+import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asa import dispatch
 from asa.adversary import MASKED, ASAConfig
 from asa.errors import RequestError
 from asa.families import Family
+from asa.fused.products import Products, fits
 from asa.signal import Signal, Site
 
 # B rows, D width, H heads, K width of one head, L length (queries, then keys)
@@ -24,12 +27,20 @@ class Seat:
     config: ASAConfig
     signal: Signal
     keep_B1LL: Tensor | None = field(default=None, repr=False)  # between the hooks of one call
+    products: Products | None = field(default=None, repr=False)  # between a call's first hook and its attention
+    whole_config: Any = field(default=None, repr=False)  # what the module had for a config, where it got another
 
 
 def seat(block: nn.Module, given: Seat) -> list[Any]:
     """Make one block's attention module obey its signal; the handles of its hooks."""
     module = block.get_submodule(given.family.attention)
     module._asa_seat = given  # type: ignore[assignment]  # neither a module nor saved
+    config: Any = getattr(module, "config", None)
+    if getattr(config, "_attn_implementation", None) == "sdpa":
+        # A copy of its own: the model's tells how masks are made, and is the user's.
+        own, given.whole_config = copy.copy(config), config
+        own._attn_implementation = dispatch.NAME
+        vars(module)["config"] = own
     if given.family.score_method:
         setattr(module, given.family.score_method, partial(_biased_scores, module))
     handles = [module.register_forward_pre_hook(_before, with_kwargs=True)]
@@ -43,12 +54,14 @@ def unseat(module: nn.Module) -> None:
     given: Seat | None = vars(module).pop("_asa_seat", None)
     if given is not None:
         vars(module).pop(given.family.score_method, None)
+        if given.whole_config is not None:
+            vars(module)["config"] = given.whole_config
 
 
 def fill_empty_rows(keep_BLL: Tensor, seen_BLL: Tensor) -> Tensor:
     """A keep map (BLL or BHLL) in which a query that keeps no key it sees keeps all; it then passes no gradient."""
-    kept_BL1 = (keep_BLL.detach() * seen_BLL).amax(dim=-1, keepdim=True)
-    return torch.where(kept_BL1 > 0, keep_BLL, torch.ones_like(keep_BLL))
+    empty_BL1 = ((keep_BLL.detach() * seen_BLL).amax(dim=-1, keepdim=True) == 0).to(keep_BLL.dtype)
+    return keep_BLL * (1 - empty_BL1) + empty_BL1
 
 
 def bias(keep_BLL: Tensor, seen_BLL: Tensor, dtype: torch.dtype) -> Tensor:
@@ -58,31 +71,61 @@ def bias(keep_BLL: Tensor, seen_BLL: Tensor, dtype: torch.dtype) -> Tensor:
     """
     # Not below fp32's either: ModernBERT takes its softmax in fp32 whatever it is given.
     unseen = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min) / 2
-    return ((1 - keep_BLL) * MASKED).to(dtype).masked_fill(~seen_BLL, unseen)
+    seen_BLL = seen_BLL.to(dtype)
+    # By products, exact with 0 and 1: a masked_fill takes ten times as long on a CPU, forwards and backwards.
+    return ((1 - keep_BLL) * MASKED).to(dtype) * seen_BLL + (1 - seen_BLL) * unseen
 
 
 def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
     """Put the keep map into the mask of one layer."""
     seat: Seat = module._asa_seat
     now = seat.signal.now
-    seat.keep_B1LL = None
+    seat.keep_B1LL = seat.products = None
+    _follow(module, seat)
     if now is None:
         return None
     h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
     if now.perturb.attend is None:
         return None
     seen_BLL = _seen(_mask(args, kwargs), h_BLD, additive=not seat.family.score_method)
-    keep = now.perturb.attend(Site(seat.layer, h_BLD, seen_BLL, partial(_weights, module, args, kwargs, seen_BLL)))
+    weights = partial(_weights, module, args, kwargs, seen_BLL)
+    last = now.perturb.last or len(h_BLD)
+    fused = _fused(module, h_BLD[-last:])
+    keep = now.perturb.attend(Site(seat.layer, h_BLD[-last:], seen_BLL[-last:], lambda: weights()[-last:], fused))
+    if isinstance(keep, Products):
+        seat.products = keep
+        return None
     if keep is None:
         return None
-    seen = seen_BLL if keep.dim() == 3 else seen_BLL.unsqueeze(1)
+    keep_B1LL, seen_B1LL = keep if keep.dim() == 4 else keep.unsqueeze(1), seen_BLL.unsqueeze(1)
     if seat.config.empty_row == "unmasked":
-        keep = fill_empty_rows(keep, seen)
-    if seat.family.score_method or seat.config.masked_score == "replaced":
-        seat.keep_B1LL = keep if keep.dim() == 4 else keep.unsqueeze(1)
+        keep_B1LL = fill_empty_rows(keep_B1LL, seen_B1LL[-last:])
+    if seat.config.masked_score == "replaced":
+        seat.keep_B1LL = keep_B1LL
         return None
-    mask = bias(keep, seen, _score_dtype(h_BLD))
-    return _with_mask(mask if mask.dim() == 4 else mask.unsqueeze(1), args, kwargs)
+    if last < len(h_BLD):
+        free = keep_B1LL.new_ones(len(h_BLD) - last, *keep_B1LL.shape[1:])
+        keep_B1LL = torch.cat([free, keep_B1LL])
+    if seat.family.score_method:
+        seat.keep_B1LL = keep_B1LL
+        return None
+    return _with_mask(bias(keep_B1LL, seen_B1LL, _score_dtype(h_BLD)), args, kwargs)
+
+
+def _fused(module: Any, h_BLD: Tensor) -> torch.dtype | None:
+    """What Site says of fused attention."""
+    seat: Seat = module._asa_seat
+    dtype = _score_dtype(h_BLD)
+    return dtype if seat.family.replaceable and fits(module, seat.config, h_BLD, dtype) else None
+
+
+def _follow(module: Any, seat: Seat) -> None:
+    """Run the attention that the model's config names now: a user may have set another since `attach`."""
+    if seat.whole_config is not None:
+        named = seat.whole_config._attn_implementation
+        named = dispatch.NAME if named == "sdpa" else named
+        if module.config._attn_implementation != named:
+            module.config._attn_implementation = named
 
 
 def _score_dtype(h_BLD: Tensor) -> torch.dtype:
@@ -144,9 +187,10 @@ def _biased_scores(module: Any, *args: Any) -> Tensor:
     query: Tensor = args[0]
     # Under autocast v1 has queries in fp32 and scores in half, which it then fills with fp32's minimum, and fails.
     score = score.to(query.dtype) if isinstance(score, Tensor) else score
-    if seat.keep_B1LL is None:
+    keep_B1LL, seat.keep_B1LL = seat.keep_B1LL, None
+    if keep_B1LL is None:
         return score
-    bias_B1LL = ((1 - seat.keep_B1LL) * MASKED).to(query.dtype)
+    bias_B1LL = ((1 - keep_B1LL) * MASKED).to(query.dtype)
     if query.dim() == 4:
         return score + bias_B1LL
     bias_BHLL = bias_B1LL.expand(-1, len(query) // len(bias_B1LL), -1, -1)
@@ -154,11 +198,13 @@ def _biased_scores(module: Any, *args: Any) -> Tensor:
 
 
 def _replace_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """With `masked_score` "replaced": the output of the released program's attention in place of the module's own."""
-    keep_B1LL = module._asa_seat.keep_B1LL
+    """With `masked_score` "replaced": the output of the released program's attention in place of the module's own, in
+    the attacked rows."""
+    seat: Seat = module._asa_seat
+    keep_B1LL, seat.keep_B1LL = seat.keep_B1LL, None
     if keep_B1LL is None:
         return None
-    h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
+    h_BLD: Tensor = (args[0] if args else kwargs["hidden_states"])[-len(keep_B1LL) :]
 
     def heads(linear: nn.Module) -> Tensor:
         return linear(h_BLD).unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2)
@@ -169,4 +215,7 @@ def _replace_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     scores_BHLL = scores_BHLL * keep_B1LL.detach() + (1 - keep_B1LL) * MASKED
     weights_BHLL = scores_BHLL.softmax(dim=-1)
     context_BLD = (module.dropout(weights_BHLL).to(v_BHLK.dtype) @ v_BHLK).transpose(1, 2).flatten(-2)
-    return context_BLD, weights_BHLL
+    clean_BLD, clean_BHLL = output[0][: -len(context_BLD)], output[1]
+    if clean_BHLL is not None:  # asked for
+        clean_BHLL = torch.cat([clean_BHLL[: len(clean_BLD)], weights_BHLL])
+    return torch.cat([clean_BLD, context_BLD]), clean_BHLL

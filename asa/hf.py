@@ -1,20 +1,11 @@
-"""Hugging Face folders: tokenizers and their hash, checks, loading."""
+"""Hugging Face folders: checks, loading of models."""
 
-import copy
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import pre_tokenizers
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from asa.errors import RequestError
@@ -57,40 +48,6 @@ def _read_json(path: Path, flag: str) -> dict[str, Any]:
         return json.loads(path.read_text())
     except ValueError:
         raise RequestError(f"{path} is damaged: it is no JSON; give a complete folder by {flag}") from None
-
-
-def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
-    """The fast tokenizer of a local Hugging Face folder. Raises RequestError where there is none, or a damaged one."""
-    if not (folder / "tokenizer.json").is_file():
-        raise RequestError(f"{folder} has no tokenizer.json; give a folder with a fast tokenizer by {flag}")
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    # Whatever a damaged file makes the libraries raise: plain Exceptions, too.
-    except Exception as error:
-        detail = " ".join(str(error).split())[:200]
-        raise RequestError(f"{folder} has a damaged tokenizer ({detail}); give a complete folder by {flag}") from None
-
-
-def for_words(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A tokenizer for lists of words: a byte-level one such as RoBERTa's reads each word with the space before it that
-    it has inside a sentence, and is saved so; any other is returned as it is."""
-    steps: Any = tokenizer.backend_tokenizer.pre_tokenizer  # type: ignore[attr-defined]  # fast tokenizers have it
-    if "ByteLevel" not in str(steps):
-        return tokenizer
-    spaced: Any = copy.deepcopy(tokenizer)
-    steps = spaced.backend_tokenizer.pre_tokenizer
-    for step in steps if isinstance(steps, pre_tokenizers.Sequence) else [steps]:
-        if isinstance(step, pre_tokenizers.ByteLevel):
-            step.add_prefix_space = True
-    # RoBERTa's own class makes its steps anew when it is loaded.
-    spaced.init_kwargs["add_prefix_space"] = spaced.add_prefix_space = True
-    return spaced
-
-
-def vocab_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of the token -> id table and the special tokens: equal hashes mean equal ids for equal text pieces."""
-    table = {"vocab": tokenizer.get_vocab(), "special": tokenizer.special_tokens_map}
-    return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def load_mlm(folder: Path, seed: int) -> tuple[PreTrainedModel, list[str]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
+from asa.compared import compare
 from asa.model import Output
 
 # B rows, C classes, D width, L length, M masked positions, V vocabulary, N any number of distributions
@@ -54,11 +55,25 @@ def symmetric_kl(log_p_NC: Tensor, log_q_NC: Tensor) -> Tensor:
     return value
 
 
+def compared(both: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
+    """The task's loss in the first half of a pass over `batch` twice, and its divergence from the second half."""
+    clean, other = both.halves()
+    if batch.kind == "regression" or config.divergence != "symmetric" or config.stop_gradient:
+        return {"task": task_loss(clean, batch), **divergence(clean, other, batch, config)}
+    entropies, per_unit = compare(both.logits.flatten(0, -2), batch.labels.flatten())
+    per_unit = per_unit.view(clean.logits.shape[:-1])
+    return {"task": entropies.sum() / batch.total_labels, **_terms(per_unit, clean, other, batch, config)}
+
+
 def divergence(clean: Output, other: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
     """The terms of L_asa (Eq. 9; token and sentence term of Eq. 10 for MLM), by name."""
     if batch.kind == "regression":
         return {"asa": _regression(clean.logits, other.logits, config) / batch.total_labels}
-    per_unit = between(clean.log_probs, other.log_probs, config)
+    return _terms(between(clean.log_probs, other.log_probs, config), clean, other, batch, config)
+
+
+def _terms(per_unit: Tensor, clean: Output, other: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
+    """What the divergence of each unit's predictions makes of L_asa."""
     if batch.kind == "mlm":
         sentence = _sentence(clean, other, config).sum() / batch.total_rows
         return {"asa_token": per_unit.sum() / batch.total_labels, "asa_sentence": sentence}
@@ -110,12 +125,10 @@ def _sentence(clean: Output, other: Output, config: ASAConfig) -> Tensor:
 def kept_units(keep_BLL: Tensor, pad_BL: Tensor, rows: str) -> Tensor:
     """Attended units of one layer's map (BLL, or BHLL: mean over heads, so that tau prices a pair the same), of real
     queries ("valid") or of all; at least fp32, since fp16 overflows at 65504."""
-    keep_BLL = keep_BLL if keep_BLL.dtype == torch.float64 else keep_BLL.float()
-    if keep_BLL.dim() == 4:
-        keep_BLL = keep_BLL.mean(1)
-    if rows == "valid":
-        keep_BLL = keep_BLL * ~pad_BL[:, :, None]
-    return keep_BLL.sum()
+    kept_BL = (keep_BLL if keep_BLL.dtype == torch.float64 else keep_BLL.float()).sum(-1)
+    if kept_BL.dim() == 3:
+        kept_BL = kept_BL.mean(1)
+    return (kept_BL * ~pad_BL if rows == "valid" else kept_BL).sum()
 
 
 def penalty(kept: Tensor, batch: Batch, tau: float) -> Tensor:
@@ -123,11 +136,23 @@ def penalty(kept: Tensor, batch: Batch, tau: float) -> Tensor:
     return tau**2 * kept / batch.total_rows
 
 
+def counted_units(kept_BL: Tensor, pad_BL: Tensor, rows: str) -> Tensor:
+    """kept_units of a map of which is known only how many keys each query keeps."""
+    return (kept_BL * ~pad_BL if rows == "valid" else kept_BL).sum()
+
+
+def counted_share(kept_BL: Tensor, seen_BL: Tensor, pad_BL: Tensor) -> Tensor:
+    """masked_share of such a map, whose queries all see the same keys."""
+    with torch.no_grad():
+        pairs_B, kept_B = (~pad_BL).sum(1) * seen_BL.sum(1), (kept_BL * ~pad_BL).sum(1)
+        return torch.where(pairs_B > 0, 1 - kept_B / pairs_B.clamp_min(1), 0).sum()
+
+
 def masked_share(keep_BLL: Tensor, seen_BLL: Tensor, pad_BL: Tensor) -> Tensor:
     """Share of each row's pairs (a real query and a key it sees) that are masked, 0 for a row of padding alone, summed
     over rows; no gradient."""
     with torch.no_grad():
-        pairs_BLL = (~pad_BL[:, :, None] & seen_BLL).expand(-1, -1, keep_BLL.shape[-1])
         keep_BLL = keep_BLL.mean(1) if keep_BLL.dim() == 4 else keep_BLL
-        pairs_B, kept_B = pairs_BLL.sum((1, 2)), (keep_BLL * pairs_BLL).sum((1, 2))
+        pairs_BL = seen_BLL.expand(-1, -1, keep_BLL.shape[-1]).sum(-1)
+        pairs_B, kept_B = (pairs_BL * ~pad_BL).sum(1), ((keep_BLL * seen_BLL).sum(-1) * ~pad_BL).sum(1)
         return torch.where(pairs_B > 0, 1 - kept_B / pairs_B.clamp_min(1), 0).sum()

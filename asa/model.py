@@ -35,6 +35,18 @@ class Output:
         """log softmax of the logits in fp32, computed once for all losses: over a vocabulary it costs like a layer."""
         return self.logits.float().log_softmax(-1)
 
+    def halves(self) -> tuple["Output", "Output"]:
+        """Of a pass over the same rows twice, each turn's."""
+        parts = [(None, None) if t is None else t.chunk(2) for t in (self.logits, self.cls_BD, self.cls_logits)]
+        first, second = (Output(*turn) for turn in zip(*parts, strict=True))  # type: ignore[arg-type]
+        return first, second
+
+
+def joined(first: Output, second: Output) -> Output:
+    """Two passes over the same rows as one over them twice: what Output.halves takes apart."""
+    pairs = ((first.logits, second.logits), (first.cls_BD, second.cls_BD), (first.cls_logits, second.cls_logits))
+    return Output(*(torch.cat(pair) if pair[0] is not None else None for pair in pairs))  # type: ignore[arg-type]
+
 
 class TaskModel(nn.Module):
     """`model` is exported; `adversary` (None where the method needs none) is saved beside it."""
@@ -93,6 +105,9 @@ def masked_lm(
     firsts_B = starts_B + (~batch.pad_BL).int().argmax(1)  # [CLS], which left padding moves
     rows = torch.cat([batch.positions, firsts_B]) if head_at_cls else batch.positions
     with perturbed(model, perturb, tap, rows, firsts_B) as now:
-        logits = model(**batch.inputs).logits[0]
-    masked = len(batch.positions)
-    return Output(logits[:masked], now.first[0], logits[masked:] if head_at_cls else None)
+        # Not by an index, whose gradient would be a copy among zeros as large as the logits.
+        logits = model(**batch.inputs).logits.squeeze(0)
+    if not head_at_cls:
+        return Output(logits, now.first[0])
+    masked, firsts = logits.split([len(batch.positions), len(firsts_B)])
+    return Output(masked, now.first[0], firsts)

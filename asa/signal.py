@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from asa.fused.products import Products
 
 # B rows, D width, H heads, L length (queries, then keys)
 
@@ -17,15 +20,18 @@ class Site(NamedTuple):
     seen_BLL: True where a query may attend a key at all (no padding, within a local layer's window); sizes of 1
         stand for all.
     weights: () -> attention weights BHLL of the unperturbed layer without dropout; no gradient. Costs a forward pass.
+    fused: the type of the products of which the layer can make its own map while it attends (asa.fused); None: it
+        cannot.
     """
 
     layer: int
     h_BLD: Tensor
     seen_BLL: Tensor
     weights: Callable[[], Tensor]
+    fused: torch.dtype | None = None
 
 
-Attend = Callable[[Site], Tensor | None]
+Attend = Callable[[Site], Tensor | Products | None]
 Tap = Callable[[int, Tensor], None]  # block from the bottom, from 0, and the BLD that enters it (or leaves the last)
 
 
@@ -35,10 +41,14 @@ class Perturb:
 
     embed_BLD: added to the word embeddings (before position, type and LayerNorm).
     attend: Site -> keep map in [0, 1], 1 attended: BLL, shared by all heads, or BHLL; None leaves the layer alone.
+        Products where Site.fused allows them.
+    last: only so many rows, the last of the pass, are shown to `attend` and attacked; None: all. A clean and an
+        attacked pass are one this way, over twice the rows.
     """
 
     embed_BLD: Tensor | None = None
     attend: Attend | None = None
+    last: int | None = None
 
 
 class Pass(NamedTuple):

@@ -25,6 +25,7 @@ from pydantic import Field
 from asa import manifest
 from asa.config import config
 from asa.errors import RequestError, WorkError
+from benchmarks.tables import Recorded, save
 from cli import parse
 
 _MARKUP = re.compile(r"\[\[|\]\]|\{\{|\}\}|\{\||\|\}|<ref|==|'''")
@@ -32,7 +33,7 @@ _SAMPLE_SECONDS = 0.05
 
 
 @config
-class DataPrepConfig:
+class DataPrepConfig(Recorded):
     """Time `text`, `dedup` and, with a model, `build` on a dump of a given size, with one process and with several.
 
     rows is `build` from documents, build the same from the dump: text and rows by one command.
@@ -81,10 +82,13 @@ def data_prep(argv: list[str]) -> None:
                 for workers in (1, request.workers):
                     runs.setdefault((stage.name, workers), []).append(_run(stage, workers, dump, Path(folder)))
         found = manifest.read(Path(folder) / "text-1", "documents", "OUT")["documents"]["kept"]
-        print(report(runs, dump.stat().st_size, found, request.workers))
+        lines = [report(runs, dump.stat().st_size, found, request.workers)]
         for name in ("text", "wikiextractor"):
             if (name, 1) in runs:
-                print(leftovers(name, Path(folder) / f"{name}-1"))
+                lines.append(leftovers(name, Path(folder) / f"{name}-1"))
+    text = "\n".join(lines)
+    save(request, "data-prep", argv, text)
+    print(text)
 
 
 def repeat(source: Path, size: int, target: Path) -> Path:

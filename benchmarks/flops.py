@@ -16,6 +16,7 @@ from benchmarks.passes import Cost, cost, count
 from benchmarks.steps import (
     ASA,
     PAIRS,
+    PEERS,
     STOCK,
     VANILLA,
     StepName,
@@ -25,10 +26,11 @@ from benchmarks.steps import (
     names_of,
     ratios,
     show,
-    stock_backward,
+    stock_loss,
     task_batch,
     task_model,
 )
+from benchmarks.tables import Recorded, save
 from cli import parse
 
 LENGTHS = (128, 256, 512)
@@ -38,12 +40,13 @@ LAYERS, WIDTH = 12, 768
 
 
 @config
-class FlopsConfig:
+class FlopsConfig(Recorded):
     """Count the FLOPs of one BERT-base step at lengths 128, 256 and 512. Without `methods`, of an MLM step of ours, of
     one with ASA and of Hugging Face's; a ratio past its bound is a failure."""
 
     methods: tuple[StepName, ...] = ()
-    """Methods by name, or all: passes of each and FLOPs relative to vanilla instead."""
+    """Methods by name (freelb-3: with 3 passes), or all: passes of each and FLOPs relative to vanilla instead; peers
+    are left out."""
     task: Task = "mlm"
     """Objective that `methods` train on: mlm or classification."""
     attention: Literal["sdpa", "eager"] = "sdpa"
@@ -55,13 +58,16 @@ def flops(argv: list[str]) -> None:
     request = parse(FlopsConfig, argv, "python -m benchmarks flops")
     shape = bert_config(LAYERS, WIDTH, request.attention)
     if request.methods:
-        names = [VANILLA, *(name for name in names_of(request.methods) if name not in (VANILLA, STOCK))]
+        names = [VANILLA, *(name for name in names_of(request.methods) if name not in (VANILLA, *PEERS))]
         costs = {length: method_costs(shape, names, length, request.task) for length in LENGTHS}
-        print(methods_table(costs, request.task))
+        text = methods_table(costs, request.task)
+        save(request, "flops", argv, text)
+        print(text)
         return
     counts = {length: step_flops(shape, length) for length in LENGTHS}
-    print(table(counts, request.attention))
-    print(last_line(counts[BOUND_LENGTH]))
+    text = "\n".join([table(counts, request.attention), last_line(counts[BOUND_LENGTH])])
+    save(request, "flops", argv, text)
+    print(text)
     check(counts[BOUND_LENGTH])
 
 
@@ -70,7 +76,8 @@ def step_flops(shape: PreTrainedConfig, length: int) -> dict[str, float]:
     found = {name: one.flops for name, one in method_costs(shape, [VANILLA, ASA], length, "mlm").items()}
     with FakeTensorMode():
         batch = task_batch("mlm", 1, length, shape.vocab_size)
-        return found | {STOCK: count(stock_backward(bare_model(shape, "mlm"), batch))}
+        model = bare_model(shape, "mlm")
+        return found | {STOCK: count(lambda: stock_loss(model, batch).backward())}
 
 
 def method_costs(shape: PreTrainedConfig, names: list[str], length: int, task: Task) -> dict[str, Cost]:

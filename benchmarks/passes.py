@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,8 @@ from benchmarks.steps import Backward, cycle, method_of
 class Cost(NamedTuple):
     """Of one micro-batch, with all its replays; where a method's steps differ, their mean.
 
-    forwards: begun passes, a teacher's and those that end at the first block included. backwards: all;
-    weight_backwards: those that reach the weights. flops: of matrix products.
+    forwards: begun passes over its rows, a teacher's and those that end at the first block included; one over the rows
+    twice is two. backwards: all; weight_backwards: those that reach the weights. flops: of matrix products.
     """
 
     forwards: float
@@ -58,8 +58,13 @@ class CountingEngine(_Passes):
 def cost(module: TaskModel, name: str, batch: Batch) -> Cost:
     """What method `name` costs; to be called under a FakeTensorMode that module and batch were made in."""
     engine, method, steps = CountingEngine(module), method_of(name), cycle(name)
-    begun: list[nn.Module] = []
-    hook = register_module_forward_pre_hook(lambda one, _: begun.append(one) if isinstance(one, TaskModel) else None)
+    begun: list[int] = []
+
+    def note(one: nn.Module, args: tuple[Any, ...]) -> None:
+        if isinstance(one, TaskModel):
+            begun.append(len(args[0].pad_BL))
+
+    hook = register_module_forward_pre_hook(note)
 
     def work() -> None:
         for _ in range(steps):
@@ -71,7 +76,9 @@ def cost(module: TaskModel, name: str, batch: Batch) -> Cost:
         flops = count(work)
     finally:
         hook.remove()
-    return Cost(len(begun) / steps, engine.backwards / steps, method.passes * method.replays, flops / steps)
+    return Cost(
+        sum(begun) / len(batch.pad_BL) / steps, engine.backwards / steps, method.passes * method.replays, flops / steps
+    )
 
 
 def count(work: Backward) -> int:

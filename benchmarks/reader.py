@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asa import manifest
 from asa.config import config
+from benchmarks.tables import Recorded, save
 from cli import parse
 from pretrain.data import TOKENIZER, Batches
 from pretrain.masking import Masking
@@ -29,7 +30,7 @@ _VOCAB, _DOCUMENT, _FILE_ROWS = 30_522, 500, 65_536
 
 
 @config
-class ReaderConfig:
+class ReaderConfig(Recorded):
     """Time the making of masked batches by one process, for each kind of masking."""
 
     rows: Annotated[int, Field(ge=1, le=100_000)] = 128
@@ -51,7 +52,9 @@ def reader(argv: list[str]) -> None:
     request = parse(ReaderConfig, argv, "python -m benchmarks reader")
     with tempfile.TemporaryDirectory() as folder:
         make_shards(Path(folder), request.stored, request.length)
-        print(report(request, measure(request, Path(folder))))
+        text = report(request, measure(request, Path(folder)))
+    save(request, "reader", argv, text)
+    print(text)
 
 
 def make_shards(folder: Path, rows: int, length: int) -> None:

@@ -1,128 +1,103 @@
-"""Seconds and memory of one optimizer step by PlainEngine: of any of our methods and of Hugging Face's step.
+"""Seconds of one optimizer step: of any of our methods, of Hugging Face's step and of the slow twin.
 
-The steps take turns in one process, so that a busy machine slows all alike; what counts are the medians' ratios. Peak
-memory is that of a process of its own.
+The steps take turns in one process, so that a busy machine slows all alike; what counts are the medians' ratios.
 """
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from torch._subclasses.fake_tensor import FakeTensorMode
 from tqdm import tqdm
-from transformers import PreTrainedConfig
 
+from asa import dist
 from asa.config import config
-from asa.errors import RequestError
-from asa.families import family
-from benchmarks.peak import peak_bytes
-from benchmarks.plot import draw
-from benchmarks.steps import StepName, Task, bert_config, cycle, folder_config, names_of, task_batch
-from benchmarks.updates import Step, build_step
+from benchmarks.cases import Case, CasesConfig, Step, batch_of, build, cases, heading, prepare, shape_of, size, way_of
+from benchmarks.passes import cost, count
+from benchmarks.plot import check_picture, draw
+from benchmarks.steps import (
+    ASA,
+    PAIRS,
+    PEERS,
+    TWIN,
+    bare_model,
+    cycle,
+    ratios,
+    show,
+    stock_loss,
+    task_model,
+    twin_model,
+)
+from benchmarks.tables import save
+from benchmarks.updates import free
 from cli import parse
+from pretrain.figures import peak
 
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
-MEGA = 2**20
-PICTURES = (".png", ".svg", ".pdf")
 
 
 @config
-class StepTimeConfig:
-    """Time one optimizer step of training methods and of Hugging Face's own, fp32, on a GPU if there is one."""
+class StepTimeConfig(CasesConfig):
+    """Time one optimizer step of training methods and of their peers, on a GPU if there is one."""
 
-    methods: Annotated[tuple[StepName, ...], Field(min_length=1)] = ("vanilla", "asa", "stock")
-    """Steps by name: any method, stock for Hugging Face's own, or all for every method. The first one is what the
-    others are compared with."""
-    task: Task = "mlm"
-    """What the steps train on: mlm or classification."""
-    model: Path | None = None
-    """Hugging Face folder whose shape is timed, with random weights; without it a BERT of `layers` and `width`."""
-    layers: Annotated[int, Field(ge=1, le=96)] = 4
-    """Layers (without `model`)."""
-    width: Annotated[int, Field(ge=64, le=8192, multiple_of=64)] = 256
-    """Hidden width, a multiple of 64 (without `model`)."""
-    lengths: Annotated[tuple[Annotated[int, Field(ge=8, le=8192)], ...], Field(min_length=1)] = (256,)
-    """Tokens per row; a table for each."""
-    batch: Annotated[int, Field(ge=1, le=4096)] = 8
-    """Rows per step."""
     repeats: Annotated[int, Field(ge=1, le=10_000)] = 7
     """Timed rounds; each step runs once per round (a method whose steps differ: once with each)."""
     warmup: Annotated[int, Field(ge=0, le=1000)] = 2
     """Rounds before the timed ones."""
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads torch uses; 0 leaves its own choice."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Hugging Face attention implementation."""
     clock: Literal["wall", "processor"] = "wall"
     """wall, or processor: the time of all threads of this process, for CPUs that others use too."""
-    memory: bool = False
-    """Measure peak memory too, each step in a process of its own."""
     plot: Path | None = None
     """Picture of the ratios to write: .png, .svg or .pdf."""
 
 
 def step_time(argv: list[str]) -> None:
-    """Time optimizer steps of our methods and of Hugging Face's, in turns."""
+    """Time optimizer steps of our methods and of their peers, in turns."""
     request = parse(StepTimeConfig, argv, "python -m benchmarks step-time")
-    if request.plot and request.plot.suffix not in PICTURES:
-        raise RequestError(f"plot = {request.plot}: allowed: a name that ends in {', '.join(PICTURES)}; set --plot")
-    names, found = names_of(request.methods), {}
-    for length in request.lengths:
-        seconds = {name: median(taken) for name, taken in measure(request, length).items()}
-        peaks = {name: peak_bytes(_twice, request, name, length) for name in names} if request.memory else {}
-        found[length] = seconds, peaks
-        print(report(request, length, seconds, peaks), flush=True)
-    if request.plot:
-        draw(found, request.plot)
-
-
-def prepare(request: StepTimeConfig) -> torch.device:
-    if request.threads:
-        torch.set_num_threads(request.threads)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def measure(request: StepTimeConfig, length: int) -> dict[str, list[float]]:
-    """Seconds of every timed batch, by step, in order. Raises RequestError for a length that has no positions."""
+    check_picture(request.plot)
     device = prepare(request)
-    steps = {name: _build(request, name, length, device) for name in names_of(request.methods)}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    found: dict[str, dict[str, float]] = {}
+    tables: list[str] = []
+    try:
+        for length in request.lengths:
+            for rows in request.batch:
+                seconds = measure(request, rows, length, device)
+                found[size(request, rows, length)] = {label: median(taken) for label, taken in seconds.items()}
+                tables.append(report(request, rows, length, device, seconds))
+                print(tables[-1], flush=True)
+                save(request, "step-time", argv, "\n\n".join(tables))
+                print(flush=True)
+    finally:
+        dist.close()
+    if request.plot:
+        draw(found, "time of a batch", request.plot)
+
+
+def measure(request: StepTimeConfig, rows: int, length: int, device: torch.device) -> dict[str, list[float]]:
+    """Seconds of every timed batch, by case, in order. Raises RequestError for a case that does not work here."""
+    # What is compiled for other shapes would be compared with these.
+    torch._dynamo.reset()
+    try:
+        return _turns(request, rows, length, device)
+    finally:
+        free()
+
+
+def _turns(request: StepTimeConfig, rows: int, length: int, device: torch.device) -> dict[str, list[float]]:
+    """Holds the steps, which nobody does when it is left."""
+    found = cases(request)
+    steps = {label: build(request, case, rows, length, device) for label, case in found.items()}
+    seconds: dict[str, list[float]] = {label: [] for label in steps}
     for round_ in tqdm(range(request.warmup + request.repeats), f"length {length}", leave=False, disable=None):
-        for name, step in steps.items():
-            taken = _time(step, cycle(name), device, CLOCKS[request.clock])
+        for label, step in steps.items():
+            taken = _time(step, cycle(found[label].name), device, CLOCKS[request.clock])
             if round_ >= request.warmup:
-                seconds[name].append(taken)
+                seconds[label].append(taken)
     return seconds
-
-
-def _build(request: StepTimeConfig, name: str, length: int, device: torch.device) -> Step:
-    """One batch by the step `name`, with its update. Raises RequestError for a length that has no positions."""
-    shape = _shape(request, length)
-    batch = task_batch(request.task, request.batch, length, shape.vocab_size).to(device)
-    return build_step(shape, name, batch, device)
-
-
-def _shape(request: StepTimeConfig, length: int) -> PreTrainedConfig:
-    if request.model is None:
-        shape = bert_config(request.layers, request.width, request.attention)
-        shape.max_position_embeddings = max(length, shape.max_position_embeddings)
-        return shape
-    shape = folder_config(request.model, request.attention)
-    most = family(shape.model_type).longest(shape)
-    if length > most:
-        raise RequestError(f"lengths = {length}: {request.model} has positions for 8 to {most}; set --lengths")
-    return shape
-
-
-def _twice(request: StepTimeConfig, name: str, length: int) -> None:
-    """What peak memory is measured of: the second step has the optimizer's state and a teacher beside it."""
-    step = _build(request, name, length, prepare(request))
-    for _ in range(2 * cycle(name)):
-        step()
 
 
 def _time(step: Step, times: int, device: torch.device, clock: Callable[[], float]) -> float:
@@ -140,22 +115,63 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def report(request: StepTimeConfig, length: int, seconds: dict[str, float], peaks: dict[str, int]) -> str:
-    """A line per step: milliseconds and megabytes of a batch, each also relative to the first step's."""
-    lines = [_heading(request, length), f"{'step':15s}{'ms':>10}{'ratio':>8}" + f"{'MB':>9}{'ratio':>8}" * bool(peaks)]
-    first = next(iter(seconds))
-    for name, taken in seconds.items():
-        line = f"{name:15s}{1000 * taken:10.1f}{taken / seconds[first]:8.3f}"
-        if peaks:
-            line += f"{peaks[name] / MEGA:9.0f}{peaks[name] / peaks[first]:8.3f}"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def _heading(request: StepTimeConfig, length: int) -> str:
-    on_gpu = torch.cuda.is_available()
-    where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
-    what = request.model or f"BERT {request.layers} x {request.width}"
+def report(
+    request: StepTimeConfig, rows: int, length: int, device: torch.device, seconds: Mapping[str, list[float]]
+) -> str:
+    """A line per case: milliseconds, relative to the first one's, rows a second, on a GPU the share of its peak. Then
+    the ratios that are bounded."""
+    middle = {label: median(taken) for label, taken in seconds.items()}
+    used = utilisation(request, rows, length, middle, device)
+    wide = max(15, *(len(label) + 1 for label in middle))
     rounds = f"{request.clock} time, medians of {request.repeats} rounds after {request.warmup}"
-    rounds += f", load {os.getloadavg()[1]:.1f}"
-    return f"{what}, {request.task}, {request.batch} rows of {length}, {request.attention}, fp32, {where}; {rounds}"
+    lines = [f"{heading(request, rows, length, device)}; {rounds}, load {os.getloadavg()[1]:.1f}"]
+    lines.append(f"{'step':{wide}s}{'ms':>10}{'least':>10}{'ratio':>8}{'rows/s':>10}" + f"{'MFU':>8}" * bool(used))
+    first = next(iter(middle))
+    for label, taken in middle.items():
+        line = f"{label:{wide}s}{1000 * taken:10.1f}{1000 * min(seconds[label]):10.1f}{taken / middle[first]:8.3f}"
+        line += f"{rows / taken:10.1f}"
+        lines.append(line + (f"{used[label]:8.1%}" if label in used else ""))
+    return "\n".join([*lines, *_bounded(request, middle)])
+
+
+def _bounded(request: StepTimeConfig, middle: Mapping[str, float]) -> list[str]:
+    """A line of ratios for each attention and precision that the table has."""
+    found, lines = cases(request), []
+    for precision in dict.fromkeys(request.precision):
+        for way in dict.fromkeys(request.attention):
+            mine = {
+                case.name: middle[label]
+                for label, case in found.items()
+                if case.precision == precision and case.attention == way_of(case.name, way)
+            }
+            shown = ", ".join(
+                f"{show(pair)} {value:.3f}" for pair, value in ratios(mine, [*PAIRS, (ASA, TWIN)]).items()
+            )
+            lines += [f"{way}, {precision}: {shown}"] if shown else []
+    return lines
+
+
+def utilisation(
+    request: StepTimeConfig, rows: int, length: int, middle: Mapping[str, float], device: torch.device
+) -> dict[str, float]:
+    """By case, the share of the device's peak that its matrix products take (MFU); none where no peak is known."""
+    found: dict[str, float] = {}
+    for label, case in cases(request).items():
+        most = peak(device, case.precision)
+        if most is not None:
+            found[label] = flops(request, case, rows, length) / middle[label] / most
+    return found
+
+
+def flops(request: StepTimeConfig, case: Case, rows: int, length: int) -> float:
+    """FLOPs of the matrix products of one batch."""
+    shape = shape_of(request, "eager" if case.name == TWIN else "sdpa", length)
+    with FakeTensorMode():
+        batch = batch_of(request, shape, rows, length, torch.device("cpu"))
+        if case.name not in PEERS:
+            return cost(task_model(shape, case.name, request.task), case.name, batch).flops
+        if case.name == TWIN:
+            twin = twin_model(shape, request.task)
+            return count(lambda: twin(batch).backward())
+        model = bare_model(shape, request.task)
+        return count(lambda: stock_loss(model, batch).backward())

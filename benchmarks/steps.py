@@ -1,12 +1,14 @@
-"""The training steps that are compared: our methods' and Hugging Face's own, on MLM or on classification."""
+"""The training steps that are compared: our methods', Hugging Face's and the slow twin's, on MLM or classification."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import AfterValidator
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
@@ -20,26 +22,35 @@ from asa import hf
 from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.config import did_you_mean
+from asa.errors import RequestError
 from asa.methods import METHODS, Method, MethodsConfig
 from asa.model import TaskModel
+from benchmarks.twin import Twin
 
 MASK_SHARE = 0.15
-VANILLA, ASA, STOCK, ALL = "vanilla", "asa", "stock", "all"
+VANILLA, ASA, STOCK, TWIN, ALL = "vanilla", "asa", "stock", "twin", "all"
+PEERS = (STOCK, TWIN)
 PAIRS = ((ASA, VANILLA), (VANILLA, STOCK), (ASA, STOCK))
 OPTIONS = MethodsConfig(asa=ASAConfig(tau=0.1))
+COUNTS = {"freelb": "passes", "pgd": "ascents", "smart": "ascents"}  # what N is in the step freelb-N
+MOST = 100
 Backward = Callable[[], Any]
 Task = Literal["mlm", "classification"]
 
 
 def _known(name: str) -> str:
-    allowed = [*METHODS, STOCK, ALL]
+    allowed = [*METHODS, *PEERS, ALL]
+    kind, dash, count = name.partition("-")
+    if dash and kind in COUNTS and count.isdecimal() and 1 <= int(count) <= MOST:
+        return name
     if name not in allowed:
         hint = did_you_mean(difflib.get_close_matches(name, allowed, n=1))
-        raise ValueError(f"no step {name!r}; {hint}allowed: {', '.join(allowed)}")
+        counted = ", ".join(f"{kind}-N" for kind in COUNTS)
+        raise ValueError(f"no step {name!r}; {hint}allowed: {', '.join(allowed)}, {counted} with N 1 to {MOST}")
     return name
 
 
-StepName = Annotated[str, AfterValidator(_known)]  # a method, Hugging Face's step, or every method
+StepName = Annotated[str, AfterValidator(_known)]  # a method, one with N passes or ascents, a peer, or every method
 
 # B rows, L length, M masked positions of a row
 
@@ -86,8 +97,19 @@ def task_model(shape: PreTrainedConfig, name: str, task: Task) -> TaskModel:
     return TaskModel(bare_model(shape, task), task, OPTIONS.asa if method_of(name).uses_adversary else None)
 
 
+def twin_model(shape: PreTrainedConfig, task: Task) -> Twin:
+    """The slow twin, weights random. Raises RequestError for another family than BERT."""
+    if shape.model_type != "bert":
+        raise RequestError(f"step twin is a BERT, not {shape.model_type!r}; leave it out of --methods, or set --model")
+    return Twin(bare_model(shape, task), OPTIONS.asa.tau)  # type: ignore[arg-type]
+
+
 def method_of(name: str) -> Method:
-    return METHODS[name](OPTIONS)
+    kind, _, count = name.partition("-")
+    if not count:
+        return METHODS[name](OPTIONS)
+    settings = replace(getattr(OPTIONS, kind), **{COUNTS[kind]: int(count)})
+    return METHODS[kind](replace(OPTIONS, **{kind: settings}))
 
 
 def cycle(name: str) -> int:
@@ -95,10 +117,10 @@ def cycle(name: str) -> int:
     return OPTIONS.asa_sparse.every if name == "asa_sparse" else 1
 
 
-def stock_backward(model: torch.nn.Module, batch: Batch) -> Backward:
-    """Forward and backward as Hugging Face does them: a masked LM's head runs on every position."""
+def stock_loss(model: torch.nn.Module, batch: Batch) -> Tensor:
+    """A forward as Hugging Face does it: a masked LM's head runs on every position."""
     labels = batch.inputs["input_ids"] if batch.kind == "mlm" else batch.labels
-    return lambda: model(**batch.inputs, labels=labels).loss.backward()
+    return model(**batch.inputs, labels=labels).loss
 
 
 def names_of(asked: Sequence[str]) -> list[str]:
@@ -106,9 +128,9 @@ def names_of(asked: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for one in asked for name in (METHODS if one == ALL else [one])))
 
 
-def ratios(costs: Mapping[str, float]) -> dict[tuple[str, str], float]:
-    """What one step costs relative to another, for the PAIRS."""
-    return {(one, other): costs[one] / costs[other] for one, other in PAIRS}
+def ratios(costs: Mapping[str, float], pairs: Sequence[tuple[str, str]] = PAIRS) -> dict[tuple[str, str], float]:
+    """What one step costs relative to another, for the pairs of which both are there."""
+    return {(one, other): costs[one] / costs[other] for one, other in pairs if one in costs and other in costs}
 
 
 def show(pair: tuple[str, str]) -> str:

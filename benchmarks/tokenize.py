@@ -26,6 +26,7 @@ from transformers.utils import logging as hf_logging
 
 from asa import manifest
 from asa.config import config
+from benchmarks.tables import Recorded, save
 from cli import parse
 from data_prep.build import build
 from data_prep.config import BuildConfig
@@ -36,7 +37,7 @@ OURS, THEIRS = "ours", "map"
 
 
 @config
-class TokenizeConfig:
+class TokenizeConfig(Recorded):
     """Time documents -> rows of token ids: `build` and the masked-LM script's two maps, with one and more processes."""
 
     documents: list[Path]
@@ -61,7 +62,9 @@ def tokenize(argv: list[str]) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process is to mean one core, on both sides
     with tempfile.TemporaryDirectory() as folder:
         documents = spread(request, Path(folder) / "documents")
-        print(report(measure(request, documents, Path(folder) / "runs"), request))
+        text = report(measure(request, documents, Path(folder) / "runs"), request)
+    save(request, "tokenize", argv, text)
+    print(text)
 
 
 def spread(request: TokenizeConfig, folder: Path) -> Path:

@@ -1,49 +1,106 @@
-"""One optimizer step as a callable, of ours or of Hugging Face's, on the same batch each time."""
+"""Optimizer steps as callables that take a batch: ours and the peers'."""
 
+import gc
+import os
 from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from asa import dist
 from asa.batch import Batch
-from asa.engine import PlainEngine
+from asa.engine import Engine, PlainEngine, Precision
 from asa.methods import At
+from asa.model import TaskModel
 from asa.optim import OptimConfig, build_optimizer
-from benchmarks.steps import STOCK, Task, bare_model, method_of, stock_backward, task_model
+from benchmarks.steps import PEERS, TWIN, Task, bare_model, method_of, stock_loss, task_model, twin_model
 
-Step = Callable[[], None]
+Train = Callable[[Batch], None]
+Zero = Literal[0, 1, 2, 3]
+STEPS = 1_000_000  # of the schedule, which then hardly moves
+_made: list[Any] = []  # DeepSpeed's engines, each of which keeps its model until it is destroyed
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build_step(shape: PreTrainedConfig, name: str, batch: Batch, device: torch.device) -> Step:
-    """One batch by the step `name`, with its update, or its updates where a method replays; weights random."""
+def trainer(
+    shape: PreTrainedConfig,
+    name: str,
+    task: Task,
+    device: torch.device,
+    precision: Precision = "fp32",
+    compiled: bool = False,
+    zero: Zero | None = None,
+) -> Train:
+    """What makes the step `name` of a batch, with its update, or its updates where a method replays; weights random.
+
+    Args: zero is the stage of DeepSpeed, which half precision needs and no peer has; None: torch's own engine.
+    """
     torch.manual_seed(0)
-    task: Task = "mlm" if batch.kind == "mlm" else "classification"
-    if name == STOCK:
-        return _stock_step(shape, batch, task, device)
-    engine = PlainEngine(task_model(shape, name, task).train(), OptimConfig(), 1_000_000, device)
-    method = method_of(name)
+    if name in PEERS:
+        return _peer(shape, name, task, device, precision, compiled)
+    module = task_model(shape, name, task).train()
+    if compiled:
+        module.compile(dynamic=False)
+    engine, method = engine_of(module, device, precision, zero), method_of(name)
 
-    def step() -> None:
+    def train(batch: Batch) -> None:
         for replay in range(method.replays):
             method.backward(engine, batch, At(0, replay))
             engine.step()
             method.after_step(engine)
 
-    return step
+    return train
 
 
-def _stock_step(shape: PreTrainedConfig, batch: Batch, task: Task, device: torch.device) -> Step:
-    model = bare_model(shape, task).train()
-    nn.Module.to(model, device)
+def engine_of(module: TaskModel, device: torch.device, precision: Precision, zero: Zero | None) -> Engine:
+    """DeepSpeed at stage `zero`; None: torch's own engine."""
+    if zero is None:
+        return PlainEngine(module, OptimConfig(), STEPS, device)
+    from asa.zero import DeepSpeedEngine  # its import takes seconds
+
+    # DeepSpeed asks for it even where no launcher has set it, and says so where it finds no GPU.
+    os.environ.setdefault("LOCAL_RANK", "0")
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if not dist.active():
+        dist.init(device.type == "cuda", launched=False)
+    # The rows of a micro-batch are for DeepSpeed's own reports only.
+    engine = DeepSpeedEngine(module, OptimConfig(), STEPS, device, zero, precision, micro_batch=1)
+    _made.append(engine._engine)
+    return engine
+
+
+def free() -> None:
+    """Give back the memory of all steps made so far that nobody holds: none is to be called again."""
+    while _made:
+        _made.pop().destroy()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _peer(
+    shape: PreTrainedConfig, name: str, task: Task, device: torch.device, precision: Precision, compiled: bool
+) -> Train:
+    """Hugging Face's step or the twin's: fp32 weights, half precision by autocast and a loss scale."""
+    model: nn.Module = twin_model(shape, task) if name == TWIN else bare_model(shape, task)
+    nn.Module.to(model.train(), device)
+    if compiled:
+        model.compile(dynamic=False)
     optim = OptimConfig()
     optimizer = build_optimizer(model, optim)
-    backward = stock_backward(model, batch)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    def step() -> None:
-        backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
-        optimizer.step()
+    def train(batch: Batch) -> None:
+        with torch.autocast(device.type, HALVES.get(precision), enabled=precision in HALVES):
+            loss: Tensor = model(batch) if name == TWIN else stock_loss(model, batch)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
-    return step
+    return train

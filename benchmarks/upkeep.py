@@ -21,6 +21,8 @@ from torch.multiprocessing.spawn import spawn
 from asa import checkpoint, dist
 from asa.config import config
 from asa.record import Record
+from benchmarks.tables import Recorded
+from benchmarks.tables import save as save_table
 from cli import parse
 from pretrain.config import PretrainConfig
 from pretrain.config import check as check_pretrain
@@ -35,7 +37,7 @@ STEP, DETERMINISTIC = "step", "step, deterministic"
 
 
 @config
-class UpkeepConfig:
+class UpkeepConfig(Recorded):
     """Time the parts of a pre-training run that are not training."""
 
     data: Path
@@ -65,7 +67,7 @@ def upkeep(argv: list[str]) -> None:
         # Without it cuBLAS refuses to be deterministic.
         os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if cuda else {"DS_ACCELERATOR": "cpu"}
         os.environ["WORLD_SIZE"] = str(request.processes)
-        spawn(_rank, (request, training, cuda), request.processes)
+        spawn(_rank, (request, training, cuda, argv), request.processes)
 
 
 def _free_port() -> int:
@@ -86,7 +88,7 @@ def _training(request: UpkeepConfig, out: Path) -> PretrainConfig:
     )
 
 
-def _rank(rank: int, request: UpkeepConfig, training: PretrainConfig, cuda: bool) -> None:
+def _rank(rank: int, request: UpkeepConfig, training: PretrainConfig, cuda: bool, argv: list[str]) -> None:
     """One process: prepares the run, and rank 0 prints."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
@@ -102,7 +104,9 @@ def _rank(rank: int, request: UpkeepConfig, training: PretrainConfig, cuda: bool
     if dist.is_main():
         folder = checkpoint.complete(training.out / "checkpoints")[-1]
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        print(report(request, seconds, size, training.log_every))
+        text = report(request, seconds, size, training.log_every)
+        save_table(request, "upkeep", argv, text)
+        print(text)
     record.close()
     dist.close()
 

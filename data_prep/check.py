@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
-from asa.hf import load_tokenizer, vocab_sha256
+from asa.tokenizer import load_tokenizer, vocab_sha256
 from data_prep.config import VerifyConfig
 from data_prep.shards import COLUMN, PART, SPLITS
 from data_prep.tokenizer import Vocabulary

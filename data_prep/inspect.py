@@ -8,7 +8,7 @@ from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from asa import manifest
-from asa.hf import load_tokenizer
+from asa.tokenizer import load_tokenizer
 from data_prep.config import InspectConfig
 from data_prep.shards import COLUMN, SPLITS
 

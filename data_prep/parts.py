@@ -142,15 +142,13 @@ def _run_spawned(one: Callable[[Part], Part], todo: Sequence[Part], workers: int
             for future in finished:
                 progress.add(future.result())
             progress.bar.update(0)
-    except BaseException:
+    finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        # All is done, or what is not done is not wanted; by itself a worker frees its tables for a second or two.
         for child in set(active_children()) - set(others):
             child.kill()
             child.join()
-        raise
-    finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        pool.shutdown()
 
 
 def _follow_parent() -> None:

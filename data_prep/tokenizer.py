@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from asa.errors import RequestError
-from asa.hf import load_tokenizer, vocab_sha256
+from asa.tokenizer import load_tokenizer, vocab_sha256
 
 
 class Special(NamedTuple):

@@ -12,7 +12,7 @@ from transformers.utils import logging as hf_logging
 from asa import manifest
 from asa.config import to_dict
 from asa.errors import RequestError, WorkError
-from asa.hf import vocab_sha256
+from asa.tokenizer import vocab_sha256
 from data_prep import stored, vocabularies
 from data_prep.config import TokenizerConfig
 from data_prep.finished import refuse_strangers

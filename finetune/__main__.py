@@ -20,6 +20,7 @@ def run(argv: list[str]) -> None:
     from cli import given
     from finetune.config import FinetuneConfig
     from finetune.sweep import sweep
+    from finetune.together import Alone
 
     values = given(FinetuneConfig, argv, "finetune run")
     # In order, so that the terminal gets its cursor back.
@@ -32,6 +33,10 @@ def run(argv: list[str]) -> None:
         dist.init(cuda, launched=True)
     try:
         sweep(values)
+    except Alone as error:
+        if dist.rank():  # rank 0's is printed in any case
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        raise
     finally:
         dist.close()
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
-from asa.methods import MethodName, MethodsConfig
+from asa.methods import MethodName, MethodsConfig, limits
 from asa.optim import OptimConfig
 from finetune.tasks.spec import TaskConfig
 
@@ -113,15 +113,15 @@ class FinetuneConfig(MethodsConfig):
 
 
 def check(config: FinetuneConfig, cuda: bool) -> None:
-    """Refuse settings that exclude each other. Raises RequestError."""
+    """Refuse settings that exclude each other, or that a method cannot work with. Raises RequestError."""
     if config.engine == "plain" and config.precision != "fp32":
         raise RequestError(f"precision {config.precision} is DeepSpeed's; set --engine deepspeed or --precision fp32")
     if config.engine == "plain" and config.zero:
         raise RequestError(f"zero = {config.zero} is a stage of DeepSpeed; set --engine deepspeed or --zero 0")
     if config.precision == "fp16" and not cuda:
         raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
-    if config.zero == 3 and "yopo" in config.methods:
-        raise RequestError("method yopo runs the first block by itself, which ZeRO 3 does not let it; set --zero 2")
+    for name in config.methods:
+        limits.check(name, config, config.precision, config.zero)
 
 
 @config

@@ -62,6 +62,11 @@ class Board:
         if self._first:
             print(line, flush=True)
 
+    def warn(self, line: str) -> None:
+        """A line about a task, which whoever finds it prints; over worker 0's table no other does."""
+        if self._first or (not self._terminal and dist.is_main()):
+            print(line, flush=True)
+
     def render(self) -> Group:
         """Tasks x methods (and models where several): runs done, mean main score; then what is under way."""
         states = {cell.run.name: self._status(cell) for cell in self._cells}

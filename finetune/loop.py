@@ -3,15 +3,18 @@
 import math
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from asa import dist, record
+from asa.batch import Batch
 from asa.dist import seed_all
 from asa.engine import Engine, StepStats
 from asa.errors import RequestError, WorkError
@@ -27,6 +30,9 @@ from finetune.run import Cell, Run
 from finetune.state import Best, Progress, Saver
 from finetune.tasks.batches import Encoded, steps_per_epoch, training_rows, window
 from finetune.tasks.task import Task
+from finetune.together import agreed, alone, record_of, written
+
+T = TypeVar("T")
 
 
 class Diverged(WorkError):
@@ -58,53 +64,47 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
     Every rank calls it. Args: facts are the start line; going_on tells that an unfinished run of these very facts lies
     in the run's folder, which is continued from its newest saved state; else whatever lies there is removed first.
     predictions/SPLIT.npz hold the logits of the selected weights.
-    Raises: WorkError when a loss, gradient or prediction is not finite, memory ends or the record cannot be written;
-        RequestError where the method refuses this model, or an exported adversary does not fit it. The record holds
-        the error.
+    Raises: on every rank WorkError when a loss, gradient or prediction is not finite, memory ends or the disk is full;
+        RequestError where the method refuses this model, or an exported adversary does not fit it; Alone where the
+        other ranks do not know of it. The record holds the error.
     """
     began = time.perf_counter()
     run, config, folder = cell.run, cell.config, cell.folder
     steps, method = steps_of(config, len(data["train"])), METHODS[run.method](config)
     try:
         module, new = build(run, config, task)
-    except RequestError as error:
+        engine = _guard(config)(lambda: engine_of(config, module, steps * method.replays))
+        progress = alone(lambda: state.resume(folder, engine, method) if going_on else None) or Progress()
+    except (RequestError, WorkError) as error:
         _refused(cell, facts, error)
         raise
-    engine, device = engine_of(config, module, steps * method.replays), device_of(config)
-    progress = (state.resume(folder, engine, method) if going_on else None) or Progress()
+    device = device_of(config)
     if not progress.step and dist.is_main():
         shutil.rmtree(folder, ignore_errors=True)
     facts = {**facts, "new_weights": new}
-    with closing(Record(folder, facts, dist.is_main(), progress.step or None)) as lines:
+    with closing(record_of(folder, facts, progress.step or None)) as lines:
         saver = Saver(folder, config.save_every, config.models[run.model])
         began -= progress.seconds
         session = Session(
             run, config, task, data, engine, method, steps, device, lines, saver, progress, Meter(), began
         )
         try:
-            end = _finish(session, _fit(session))
-        except (RequestError, WorkError, torch.OutOfMemoryError) as error:
-            failure = _explained(error, run)
-            lines.log("failed", progress.step + 1, {"error": str(failure)})
-            raise failure from error
-        lines.end(end)
+            end = alone(lambda: _finish(session, _fit(session)))
+        except (RequestError, WorkError) as error:
+            lines.log("failed", progress.step + 1, {"error": str(error)})
+            raise
+        dist.on_main(lambda: lines.end(end))
     state.clear(folder)
     return end
 
 
-def _refused(cell: Cell, facts: dict[str, Any], error: RequestError) -> None:
+def _refused(cell: Cell, facts: dict[str, Any], error: RequestError | WorkError) -> None:
     """Record a run that could not begin. A finished one, or a saved state, that lies in its folder stays."""
     folder = cell.folder
     if dist.is_main() and not record.finished(folder / record.NAME) and not state.saved(folder):
         shutil.rmtree(folder, ignore_errors=True)
         with closing(Record(folder, facts)) as lines:
             lines.log("failed", 0, {"error": str(error)})
-
-
-def _explained(error: RequestError | WorkError | torch.OutOfMemoryError, run: Run) -> RequestError | WorkError:
-    if isinstance(error, RequestError | WorkError):
-        return error
-    return WorkError(f"{run.name}: the GPU's memory is full; set --micro_batch (below --batch) or lower --eval_batch")
 
 
 def _fit(session: Session) -> Best:
@@ -119,7 +119,7 @@ def _fit(session: Session) -> Best:
         last = progress.step == session.steps
         logging = progress.step % config.log_every == 0 or last
         if logging:
-            session.record.log("train", progress.step, meter.drain())
+            _log(session, "train", meter.drain())
         progress.training += time.perf_counter() - began
         if _due(progress.step, config.evals_per_epoch, per_epoch) or last:
             _evaluate(session, progress.step / per_epoch)
@@ -128,9 +128,19 @@ def _fit(session: Session) -> Best:
             progress.seconds = time.perf_counter() - session.began
             session.saver.save(session.engine, session.method, progress)
     if not meter.empty:
-        session.record.log("train", progress.step, meter.drain())
+        _log(session, "train", meter.drain())
     assert progress.best is not None
     return progress.best
+
+
+def _log(session: Session, event: str, values: dict[str, Any]) -> None:
+    """A line of the record; all ranks must call it."""
+    dist.on_main(lambda: session.record.log(event, session.progress.step, values))
+
+
+def _guard(config: FinetuneConfig) -> Callable[[Callable[[], T]], T]:
+    """What is to run the engine's work: under DeepSpeed ranks wait for each other inside it."""
+    return agreed if config.engine == "plain" else alone
 
 
 def _step(session: Session) -> None:
@@ -142,13 +152,19 @@ def _step(session: Session) -> None:
     engine.module.train()
     for replay in range(method.replays):
         seed_all(seed, DROPOUT, step * method.replays + replay, dist.rank())
-        terms: dict[str, Tensor] = {}
-        for slot, batch in enumerate(batches):
-            add(terms, method.backward(engine, batch, At(slot, replay)))
+        terms = _guard(config)(partial(_gradients, session, batches, replay))
         stats = engine.step()
         if _applied(stats, session):
             method.after_step(engine)
             session.meter.add(terms, stats)
+
+
+def _gradients(session: Session, batches: list[Batch], replay: int) -> dict[str, Tensor]:
+    """Of a window of micro-batches; its terms."""
+    terms: dict[str, Tensor] = {}
+    for slot, batch in enumerate(batches):
+        add(terms, session.method.backward(session.engine, batch, At(slot, replay)))
+    return terms
 
 
 def _applied(stats: StepStats, session: Session) -> bool:
@@ -170,7 +186,7 @@ def _evaluate(session: Session, epoch: float) -> None:
     assert dev.gold is not None
     found = _predicted(session, dev)
     scores = dist.gather(score(found, dev.gold, task))[0]
-    session.record.log("eval", progress.step, {"split": "dev", "epoch": round(epoch, 6), **scores})
+    _log(session, "eval", {"split": "dev", "epoch": round(epoch, 6), **scores})
     main = task.metrics[0]
     if progress.best is not None and scores[main] <= progress.best.dev[main]:
         progress.stale += 1
@@ -181,7 +197,8 @@ def _evaluate(session: Session, epoch: float) -> None:
 
 def _predicted(session: Session, data: Encoded) -> Predictions:
     """Raises Diverged where a prediction is not finite."""
-    found = predict(session.engine.module, data, session.config.eval_batch, session.device)
+    config, engine = session.config, session.engine
+    found = _guard(config)(lambda: predict(engine.module, data, config.eval_batch, session.device))
     try:
         found.check()
     except WorkError as error:
@@ -216,11 +233,15 @@ def _final(session: Session, folder: Path) -> dict[str, float]:
         if name in ("train", "dev"):
             continue
         found = _predicted(session, data)
-        if dist.is_main():
-            save_predictions(folder / f"{name}.npz", stored(found, session.task, name))
+        dist.on_main(partial(_keep, folder / f"{name}.npz", found, session.task, name))
         if data.gold is not None:
             scores |= {f"{name}_{metric}": value for metric, value in score(found, data.gold, session.task).items()}
     return scores
+
+
+def _keep(file: Path, found: Predictions, task: Task, split: str) -> None:
+    with written(file):
+        save_predictions(file, stored(found, task, split))
 
 
 def _memory(device: torch.device) -> dict[str, int]:

@@ -19,6 +19,7 @@ from asa.biased import fill_empty_rows
 from asa.errors import RequestError
 from asa.methods.asa import Map, attack
 from asa.signal import Perturb, Site
+from asa.tokenizer import load_tokenizer
 from finetune.config import MapsConfig
 from finetune.report.attention import ENDING, Layer, Maps, paint, save, size, told
 from finetune.report.svg import drawn_alike
@@ -67,7 +68,7 @@ def read(config: MapsConfig) -> Maps:
 
 def _tokens(folder: Path, text: str, flag: str) -> tuple[list[str], dict[str, Tensor]]:
     hf.check_model(folder, flag)
-    tokenizer = hf.load_tokenizer(folder, flag)
+    tokenizer = load_tokenizer(folder, flag)
     inputs = dict(tokenizer(text, return_tensors="pt"))
     length = inputs["input_ids"].shape[1]
     hf.check_model(folder, flag, length)

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from asa import hf, manifest, record
 from asa.errors import RequestError
 from asa.model import TaskModel
+from asa.tokenizer import load_tokenizer
 from finetune.config import FinetuneConfig
 from finetune.evaluation_config import TaskRequest
 from finetune.model import HEADS
@@ -102,7 +103,7 @@ def module_of(saved: Saved, device: torch.device, flag: str) -> TaskModel:
 def encoded(saved: Saved, task: Task, split: str, length: int | None, flag: str) -> Encoded:
     """A split in the model's own tokens. Raises RequestError where the model reads no rows of this length."""
     length = length_of(saved, length, flag)
-    return encode(task.kind, task.splits[split], hf.load_tokenizer(saved.folder, flag), length)
+    return encode(task.kind, task.splits[split], load_tokenizer(saved.folder, flag), length)
 
 
 def length_of(saved: Saved, length: int | None, flag: str) -> int:

@@ -14,10 +14,11 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from asa import checkpoint, dist, hf, manifest
+from asa import checkpoint, dist, manifest
 from asa.engine import Engine
 from asa.errors import WorkError
 from asa.methods import Method
+from asa.tokenizer import load_tokenizer
 
 FOLDER = "state"
 
@@ -74,7 +75,7 @@ class Saver:
             "seconds": progress.seconds,
             "training": progress.training,
         }
-        tokenizer = hf.load_tokenizer(self._model, "--models")
+        tokenizer = load_tokenizer(self._model, "--models")
         checkpoint.save(self._root, progress.step, engine, method, tokenizer, facts, keep=1)
         dist.on_main(lambda: _drop_others(self._root, file))
         self._last = time.perf_counter()

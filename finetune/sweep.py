@@ -14,20 +14,21 @@ from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from asa.families import family
-from asa.methods import METHODS
+from asa.tokenizer import load_tokenizer
 from finetune import state
 from finetune.claims import claimed
 from finetune.config import FinetuneConfig, check
 from finetune.facts import facts_of, is_begun, is_finished
 from finetune.live import Board
-from finetune.loop import Diverged, train
+from finetune.loop import train
 from finetune.recipes import resolved
 from finetune.run import Cell, Run
 from finetune.tasks.batches import Encoded, encode
-from finetune.tasks.facts import told
+from finetune.tasks.facts import beyond, told
 from finetune.tasks.load import load, trainable
 from finetune.tasks.spec import chosen
 from finetune.tasks.task import Task
+from finetune.together import Alone
 
 Failure = RequestError | WorkError
 
@@ -49,11 +50,22 @@ class Sweep:
         self.finished = [cell for cell in self.cells if is_finished(cell, self.facts[cell.run])]
         # The splits of one task for every model; the runs of a task come one after the other.
         self._encoded = functools.lru_cache(maxsize=len(config.models))(self._encode)
+        self._told: set[str] = set()
 
     def _encode(self, task: str, model: str, length: int) -> dict[str, Encoded]:
-        tokenizer = hf.load_tokenizer(self.models[model], f"--models.{model}")
+        tokenizer = load_tokenizer(self.models[model], f"--models.{model}")
         kind, splits = self.tasks[task].kind, self.tasks[task].splits
         return {name: encode(kind, split, tokenizer, length) for name, split in splits.items()}
+
+    def _cut(self, cell: Cell, data: dict[str, Encoded], board: Board) -> dict[str, int]:
+        """By split, the words that were cut off, told with the first run that has so many; splits without any are left
+        out."""
+        counts = {name: split.cut for name, split in data.items() if split.cut}
+        line = beyond(cell.run.task, cell.run.model, cell.config.length, counts)
+        if counts and line not in self._told:
+            self._told.add(line)
+            board.warn(line)
+        return counts
 
     def make(self, cell: Cell, board: Board) -> Failure | None:
         """One claimed run, unless another process has finished it meanwhile; the error it failed with. All ranks must
@@ -63,13 +75,15 @@ class Sweep:
             return None
         going_on = dist.on_main(lambda: is_begun(cell, facts))
         data = self._encoded(run.task, run.model, cell.config.length)
+        if self.tasks[run.task].kind == "token":
+            facts = {**facts, "task_facts": {**facts["task_facts"], "cut": self._cut(cell, data, board)}}
         try:
             end = train(cell, self.tasks[run.task], data, facts, going_on)
+        except Alone:
+            raise
         except (RequestError, WorkError) as error:
-            if dist.world() > 1 and not isinstance(error, Diverged):
-                raise  # the other ranks may not have seen it
             board.say(f"{run.name:40s} failed: {error}")
-            return error
+            return type(error)(*error.args)  # without its traceback, which holds on to the run's memory
         board.say(_line(run, self.tasks[run.task], end))
         return None
 
@@ -143,9 +157,8 @@ def plan(given: dict[str, Any], tasks: list[Task]) -> list[Cell]:
         check_weights(name, path, config.adversary == "exported")
     for spec, task in zip(chosen(config.tasks, config.task), tasks, strict=True):
         own = {method: resolved(given, spec, method) for method in config.methods}
-        for method, settings in own.items():
-            check(settings, torch.cuda.is_available())
-            METHODS[method](settings)  # settings a method cannot work with are refused now, not after hours of runs
+        for settings in own.values():
+            check(settings, torch.cuda.is_available())  # now, not after hours of runs
             for name, path in settings.models.items():
                 check_model(name, path, settings.length)
         cells += [
@@ -161,7 +174,7 @@ def check_model(name: str, path: Any, length: int) -> None:
     """Raises RequestError for a missing or incomplete folder, an unsupported family, or rows longer than it takes."""
     flag = f"--models.{name}"
     hf.check_model(path, flag)
-    hf.load_tokenizer(path, flag)
+    load_tokenizer(path, flag)
     shape = AutoConfig.from_pretrained(path)
     if length > (most := family(shape.model_type).longest(shape)):
         raise RequestError(f"length = {length}: {path} takes at most {most} tokens; lower --length")

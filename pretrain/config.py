@@ -13,11 +13,10 @@ from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.families import family
-from asa.methods import METHODS, MethodName, MethodsConfig
+from asa.methods import MethodName, MethodsConfig, limits
 from asa.optim import OptimConfig
+from asa.tokenizer import load_tokenizer, vocab_sha256
 from pretrain.masking import Masking
-
-HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
 
 
 @config
@@ -140,42 +139,21 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
 
 def _check_method(config: PretrainConfig) -> None:
     name = config.method
-    if METHODS[name](config).replays > 1 and config.objective == "rtd":
+    if limits.check(name, config, config.precision, config.zero).replays > 1 and config.objective == "rtd":
         raise RequestError(
             f"method {name} replays a window that the generator learns from once only; set --objective mlm"
         )
-    if name == "yopo" and config.zero == 3:
-        raise RequestError("method yopo runs the first block by itself, which ZeRO 3 does not let it; set --zero 2")
-    if config.precision != "fp32":
-        for flag, size in _small_sizes(config):
-            if size < HALF_SIZE:
-                raise RequestError(
-                    f"{flag} {size:g} drowns in the rounding of {config.precision}; set --precision fp32,"
-                    f" or --{flag} to {HALF_SIZE:g} or more"
-                )
-
-
-def _small_sizes(config: PretrainConfig) -> list[tuple[str, float]]:
-    """Flags and values of the perturbations that method compares the clean prediction with, or starts to climb from."""
-    smooth = {"smart": config.smart, "alum": config.alum}.get(config.method)
-    if smooth is not None and smooth.weight:
-        return [(f"{config.method}.radius", smooth.radius), (f"{config.method}.noise", smooth.noise)]
-    if config.method == "vat" and config.vat.weight:
-        return [("vat.radius", config.vat.radius), ("vat.distance", config.vat.distance)]
-    if config.method == "r3f" and config.r3f.weight:
-        return [("r3f.noise", config.r3f.noise)]
-    return []
 
 
 def _check_generator(folder: Path, model: Path, facts: dict[str, Any]) -> None:
     hf.check_model(folder, "--rtd.generator", facts["length"], facts["vocab_size"])
-    if hf.vocab_sha256(hf.load_tokenizer(folder, "--rtd.generator")) != facts["tokenizer_sha256"]:
+    if vocab_sha256(load_tokenizer(folder, "--rtd.generator")) != facts["tokenizer_sha256"]:
         raise RequestError(f"the generator {folder} has another vocabulary than {model}; set --rtd.generator")
     rtd.check_pair(AutoConfig.from_pretrained(model), AutoConfig.from_pretrained(folder))
 
 
 def _check_tokenizer(config: PretrainConfig, facts: dict[str, Any]) -> None:
-    found = hf.vocab_sha256(hf.load_tokenizer(config.model, "--model"))
+    found = vocab_sha256(load_tokenizer(config.model, "--model"))
     if found != facts["tokenizer_sha256"]:
         raise RequestError(
             f"the shards in {config.data} (vocab {facts['tokenizer_sha256'][:12]}) were made with another tokenizer"

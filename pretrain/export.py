@@ -21,6 +21,7 @@ from asa.engine import load_parameters
 from asa.errors import RequestError, WorkError
 from asa.families import family
 from asa.model import TaskModel
+from asa.tokenizer import load_tokenizer
 from pretrain.card import card
 
 KIND = "export"
@@ -60,7 +61,7 @@ def export(request: ExportConfig) -> float:
     asa = from_dict(ASAConfig, facts["config"]["asa"]) if "adversary.0.query.weight" in state else None
     trained = _module(source / "hf", facts, asa).eval()
     load_parameters(trained, state)
-    parts, tokenizer = _parts(trained), hf.load_tokenizer(source / "hf", "--checkpoint")
+    parts, tokenizer = _parts(trained), load_tokenizer(source / "hf", "--checkpoint")
     with manifest.staging(request.out) as folder:
         for part in parts:
             part.model.save_pretrained(folder / part.path)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from asa import checkpoint, dist, hf
+from asa import checkpoint, dist
 from asa.config import to_dict
 from asa.engine import Engine
 from asa.methods import METHODS, Method
 from asa.record import environment
 from asa.rtd import ReplacedTokenModel
+from asa.tokenizer import load_tokenizer
 from asa.zero import DeepSpeedEngine
 from pretrain.config import PretrainConfig
 from pretrain.data import Batches
@@ -69,7 +70,7 @@ def build(config: PretrainConfig, device: torch.device, found: Path | None = Non
         config.masking,
     )
     faults = Faults(config.on_nonfinite, dynamic_scale=config.precision == "fp16")
-    tokenizer = hf.load_tokenizer(config.model, "--model")
+    tokenizer = load_tokenizer(config.model, "--model")
     run = Run(config, engine, method, objective, batches, tokenizer, device, faults, inputs(config))
     if found is not None:
         facts = checkpoint.load(found, engine, method)

@@ -17,7 +17,7 @@ from asa.errors import RequestError
 from asa.integrations.passes import AcceleratedPasses, Means
 from asa.integrations.refusals import refuse_args, refuse_trainer
 from asa.integrations.tasks import kind_of, to_batch, totals
-from asa.methods import METHODS, At, MethodsConfig
+from asa.methods import METHODS, At, MethodsConfig, limits
 from asa.model import TaskModel
 
 METHOD_FILE = "method.safetensors"
@@ -48,6 +48,7 @@ class AdversarialTrainer(Trainer):
       optimizers=(yours, ...) for a method with an adversary: its parameters are not in it.
       activation_checkpointing with use_reentrant=True, attention without a float mask, models that are no
         PreTrainedModel of a supported family (PEFT's are none), multi-label tasks, question answering.
+      perturbations that drown in half precision, a start outside its ball.
       methods with replays: they take several optimizer steps per batch, the Trainer one.
       resuming from a checkpoint of another method, or one saved with save_only_model.
     """
@@ -87,7 +88,9 @@ class AdversarialTrainer(Trainer):
         if not isinstance(model, PreTrainedModel):
             raise RequestError(f"{type(model).__name__} is no PreTrainedModel; give an ordinary Hugging Face model")
         self._kind: Kind = kind_of(model, self._asked)
-        self._method = METHODS[self._name](self._options)
+        half = "bf16" if self.args.bf16 or model.dtype == torch.bfloat16 else "fp32"
+        half = "fp16" if self.args.fp16 or model.dtype == torch.float16 else half
+        self._method = limits.check(self._name, self._options, half, zero=0)
         if self._method.replays > 1:
             raise RequestError(
                 f"method {self._name!r} takes {self._method.replays} optimizer steps per batch, a Trainer one;"

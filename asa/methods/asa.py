@@ -1,12 +1,11 @@
 """Adversarial Self-Attention (Wu et al., AAAI 2023, arXiv 2206.12608), Eq. 9 for tasks and Eq. 10 for MLM.
 
-Two forwards, one backward; the adversary's part arrives reversed. Where paper and released program differ, ASAConfig
-says what we do.
+A clean and an attacked forward, made as one, and one backward; the adversary's part arrives reversed. Where paper and
+released program differ, ASAConfig says what we do.
 """
 
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -14,9 +13,10 @@ from torch import Tensor
 from asa.adversary import Adversaries, Adversary, ASAConfig
 from asa.batch import Batch
 from asa.engine import Engine
-from asa.losses import divergence, kept_units, masked_share, penalty, task_loss
+from asa.fused.products import Products
+from asa.losses import compared, counted_share, counted_units, divergence, kept_units, masked_share, penalty
 from asa.methods.base import At, Stateless
-from asa.model import Output
+from asa.model import Output, joined
 from asa.signal import Attend, Perturb, Site
 
 
@@ -25,6 +25,28 @@ class Map(NamedTuple):
 
     keep: Tensor
     seen_BLL: Tensor
+
+    def units(self, pad_BL: Tensor, rows: str) -> Tensor:
+        return kept_units(self.keep, pad_BL, rows)
+
+    def masked(self, pad_BL: Tensor) -> Tensor:
+        return masked_share(self.keep, self.seen_BLL, pad_BL)
+
+
+class Counted(NamedTuple):
+    """The same where fused kernels made the map: keys that each query keeps, fp32, and keys seen."""
+
+    kept_BL: Tensor
+    seen_BL: Tensor
+
+    def units(self, pad_BL: Tensor, rows: str) -> Tensor:
+        return counted_units(self.kept_BL, pad_BL, rows)
+
+    def masked(self, pad_BL: Tensor) -> Tensor:
+        return counted_share(self.kept_BL, self.seen_BL, pad_BL)
+
+
+Maps = dict[int, Map | Counted]
 
 
 class ASA(Stateless):
@@ -37,45 +59,84 @@ class ASA(Stateless):
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         attend, maps = ready(engine, batch)
-        with engine.same_dropout() if self.config.dropout == "shared" else nullcontext():
-            clean = engine.forward(batch)
-            attacked = engine.forward(batch, Perturb(attend=attend))
-        terms = {"task": task_loss(clean, batch), **costs(clean, attacked, batch, maps, self.config)}
+        terms = compared(both(engine, batch, attend, self.config), batch, self.config)
+        terms |= price(batch, maps, self.config)
         loss = torch.stack(list(terms.values())).sum()
         engine.backward(loss)
-        share = torch.stack([masked_share(*m, batch.pad_BL) for m in maps.values()]) / batch.total_rows
+        share = torch.stack([m.masked(batch.pad_BL) for m in maps.values()]) / batch.total_rows
         return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}, "masked_share": share}
 
 
-def ready(engine: Engine, batch: Batch, layers: Collection[int] | None = None) -> tuple[Attend, dict[int, Map]]:
-    """What attacks a pass over `batch`, and where its maps will be, by layer. Args: layers not named attend freely."""
+def ready(
+    engine: Engine, batch: Batch, layers: Collection[int] | None = None, dropout: str = "independent"
+) -> tuple[Attend, Maps]:
+    """What attacks a pass over `batch`, and where its maps will be, by layer.
+
+    Args: layers not named attend freely. dropout: "shared" where another pass is to draw the same.
+    """
     adversary = engine.module.adversary
     assert adversary is not None, "ASA trains a TaskModel that was built with an ASAConfig"
-    maps: dict[int, Map] = {}
+    maps: Maps = {}
     # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
     noises = [cast(Adversary, maker).noise(batch.pad_BL) for maker in adversary]
-    return attack(adversary, noises, maps, layers), maps
+    # Fused attention draws dropout otherwise than the clean pass, which is torch's.
+    fused = "shared" not in (dropout, adversary.config.dropout)
+    return attack(adversary, noises, maps, layers, fused), maps
 
 
-def costs(clean: Output, attacked: Output, batch: Batch, maps: dict[int, Map], config: ASAConfig) -> dict[str, Tensor]:
+def both(engine: Engine, batch: Batch, attend: Attend, config: ASAConfig) -> Output:
+    """A clean and an attacked pass over `batch` one after the other; if they draw their own dropout masks, as one."""
+    if config.dropout == "shared":
+        with engine.same_dropout():
+            return joined(engine.forward(batch), engine.forward(batch, Perturb(attend=attend)))
+    return engine.forward(batch.twice(), Perturb(attend=attend, last=len(batch.pad_BL)))
+
+
+def costs(clean: Output, attacked: Output, batch: Batch, maps: Maps, config: ASAConfig) -> dict[str, Tensor]:
     """The terms of the attack by name: divergence and penalty."""
-    kept = torch.stack([kept_units(m.keep, batch.pad_BL, config.penalty_rows) for m in maps.values()]).sum()
-    return {**divergence(clean, attacked, batch, config), "penalty": penalty(kept, batch, config.tau)}
+    return {**divergence(clean, attacked, batch, config), **price(batch, maps, config)}
+
+
+def price(batch: Batch, maps: Maps, config: ASAConfig) -> dict[str, Tensor]:
+    """The penalty by its name."""
+    kept = torch.stack([m.units(batch.pad_BL, config.penalty_rows) for m in maps.values()]).sum()
+    return {"penalty": penalty(kept, batch, config.tau)}
 
 
 def attack(
     adversary: Adversaries,
     noises: Sequence[Tensor | None],
-    maps: dict[int, Map],
+    maps: dict[int, Any],
     layers: Collection[int] | None = None,
+    fused: bool = False,
 ) -> Attend:
-    """The adversaries as makers of keep maps, which are also put into `maps`, by layer."""
+    """The adversaries as makers of keep maps, which are also put into `maps`, by layer: Map, or if `fused` allows the
+    layers that can to make their map themselves, Counted."""
 
-    def attend(site: Site) -> Tensor | None:
+    def attend(site: Site) -> Tensor | Products | None:
         if layers is not None and site.layer not in layers:
             return None
+        if fused and site.fused is not None and _same_keys(site.seen_BLL):
+            return _products(cast(Adversary, adversary[site.layer]), site, maps)
         keep: Tensor = adversary[site.layer](site.h_BLD, site.seen_BLL, noises[site.layer])
         maps.setdefault(site.layer, Map(keep, site.seen_BLL))
         return keep
 
     return attend
+
+
+def _same_keys(seen_BLL: Tensor) -> bool:
+    """Whether every query sees the same keys, told without a look at the values: a mask of keys is broadcast to
+    queries, one of pairs, which a user can give, is laid out."""
+    return seen_BLL.shape[1] == 1 or seen_BLL.stride(1) == 0
+
+
+def _products(maker: Adversary, site: Site, maps: dict[int, Map | Counted]) -> Products:
+    """What fused attention makes its map of."""
+    assert site.fused is not None
+    seen_BL = site.seen_BLL[:, 0].expand(len(site.h_BLD), -1)
+
+    def counted(kept_BL: Tensor) -> None:
+        maps.setdefault(site.layer, Counted(kept_BL, seen_BL))
+
+    return Products(*maker.products(site.h_BLD, site.fused), seen_BL, counted)

@@ -14,15 +14,15 @@ from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import Engine
 from asa.errors import RequestError
-from asa.losses import masked_share, task_loss
-from asa.methods.asa import Map, costs, ready
+from asa.losses import task_loss
+from asa.methods.asa import Maps, costs, ready
 from asa.methods.ball import begin, climb, dropout, room
 from asa.methods.base import At, Stateless
 from asa.methods.freelb import FreeLBConfig
 from asa.model import Output
 from asa.signal import Attend, Perturb
 
-Attack = tuple[Attend, dict[int, Map]]
+Attack = tuple[Attend, Maps]
 
 
 class ASAFreeLB(Stateless):
@@ -43,7 +43,7 @@ class ASAFreeLB(Stateless):
         means: dict[str, Tensor] = {}
         first: Output | None = None
         # All before the passes: a pass puts the random state back, and every draw after one would be the same.
-        attacks = [None, *(ready(engine, batch) for _ in range(1, self.passes))]
+        attacks = [None, *(ready(engine, batch, dropout=options.dropout) for _ in range(1, self.passes))]
         with dropout(engine, options.dropout):
             for number in range(self.passes):
                 words_RLD = None if options.clean_first and number == 0 else delta_RLD
@@ -66,7 +66,7 @@ class ASAFreeLB(Stateless):
         if first:
             attacks = self.passes - 1
             terms |= {name: term / attacks for name, term in costs(first, out, batch, maps, self.asa).items()}
-            shares = torch.stack([masked_share(*m, batch.pad_BL) for m in maps.values()])
+            shares = torch.stack([m.masked(batch.pad_BL) for m in maps.values()])
             share = {"masked_share": shares / batch.total_rows / attacks}
         engine.backward(torch.stack(list(terms.values())).sum())
         return out, {name: term.detach() for name, term in terms.items()} | share

@@ -17,8 +17,8 @@ from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
 from asa.errors import RequestError
-from asa.losses import masked_share, task_loss
-from asa.methods.asa import Map, costs, ready
+from asa.losses import task_loss
+from asa.methods.asa import Maps, costs, ready
 from asa.methods.ball import dropout
 from asa.methods.base import At, Counting
 from asa.methods.subset import Subset, choose, of
@@ -81,7 +81,7 @@ class ASASparse(Counting):
         return choose(batch, torch.randperm(examples, device=batch.labels.device)[:wanted])
 
 
-def _shares(maps: dict[int, Map], batch: Batch, depth: int) -> Tensor:
-    found = {layer: masked_share(*m, batch.pad_BL) for layer, m in maps.items()}
+def _shares(maps: Maps, batch: Batch, depth: int) -> Tensor:
+    found = {layer: m.masked(batch.pad_BL) for layer, m in maps.items()}
     none = batch.pad_BL.new_zeros((), dtype=torch.float32)
     return torch.stack([found.get(layer, none) for layer in range(depth)]) / batch.total_rows

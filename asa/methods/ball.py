@@ -1,15 +1,16 @@
 """What the methods share that climb the loss inside a ball around the word embeddings."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import Field, ModelWrapValidatorHandler, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from asa import perturb
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
+from asa.errors import RequestError
 from asa.perturb import Ball, Room
 
 # L length, D width of the word embeddings, R sequences
@@ -29,22 +30,19 @@ class BallConfig:
     step_size: Size = 0.1
     """Norm of one ascent step."""
     start: Size = 0.0
-    """Size of the random start: below it lies its norm (l2) or each entry (linf). 0 starts at the clean batch; above
-    `radius` it is refused where both are set."""
+    """Size of the random start: below it lies its norm (l2) or each entry (linf); `radius` at most. 0 starts at the
+    clean batch."""
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _starts_inside(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        built = handler(given)
-        said = given if isinstance(given, dict) else getattr(given, "kwargs", None) or {}
-        # Where only one is set, a task's preset may still change the other.
-        if {"start", "radius"} <= set(said) and built.radius is not None and built.start > built.radius:
-            group = cls.__name__.removesuffix("Config").lower()
-            raise ValueError(
-                f"a start of {built.start} is outside the ball of radius {built.radius}; lower --{group}.start or"
-                f" raise --{group}.radius"
-            )
-        return built
+
+def inside(options: BallConfig) -> None:
+    """Refuse a start outside the ball, which means nothing: the first ascent would throw most of it away. Not while a
+    config is read, since a preset may come to widen the ball. Raises RequestError."""
+    if options.radius is not None and options.start > options.radius:
+        group = type(options).__name__.removesuffix("Config").lower()
+        raise RequestError(
+            f"{group}.start = {options.start:g} is outside the ball, allowed: 0 <= start <= radius, which is"
+            f" {options.radius:g}; lower --{group}.start or raise --{group}.radius"
+        )
 
 
 def room(engine: Engine, batch: Batch) -> Room:
@@ -55,7 +53,8 @@ def room(engine: Engine, batch: Batch) -> Room:
 
 
 def begin(where: Room, options: BallConfig) -> Tensor:
-    """The first perturbation, RLD, a leaf that takes a gradient."""
+    """The first perturbation, RLD, a leaf that takes a gradient. Raises RequestError for one outside the ball."""
+    inside(options)
     return perturb.start(where, options.start, options.ball).requires_grad_()
 
 

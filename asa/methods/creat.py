@@ -17,7 +17,7 @@ from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
 from asa.losses import task_loss
-from asa.methods.ball import BallConfig, Dropout, Size, climb, dropout, room
+from asa.methods.ball import BallConfig, Dropout, Size, climb, dropout, inside, room
 from asa.methods.base import At, Stateless
 from asa.methods.smoothness import Weight
 from asa.signal import Perturb, Tap
@@ -30,7 +30,7 @@ class CreATConfig(BallConfig):
     """CreAT; `start` is the standard deviation of Gaussian noise."""
 
     start: Size = 1e-5
-    """Standard deviation of the Gaussian start: without noise the cosine has no gradient."""
+    """Standard deviation of the Gaussian start, `radius` at most: without noise the cosine has no gradient."""
     ascents: Annotated[int, Field(ge=1, le=100)] = 1
     """Ascent steps; each costs a forward and a backward in the embeddings."""
     temperature: Weight = 1.0
@@ -45,6 +45,7 @@ class CreAT(Stateless):
     passes = 2
 
     def __init__(self, options: CreATConfig) -> None:
+        inside(options)
         self.options = options
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ OTHER_SEEDS = "†"
 
 def scores(rows: list[Row], caption: str) -> Table:
     """Rows model x method, columns tasks: `mean ± sd (n)` in percent; mean over the tasks for rows that have all."""
-    table = _across(rows, {row.run.name: row.score for row in rows}, caption, "")
+    table = _across(rows, {row.run.name: row.overall for row in rows}, caption, "")
     if not any(OTHER_SEEDS in cell for cells in table.rows for cell in cells):
         return table
     told = f"{OTHER_SEEDS} Over other seeds than vanilla's, so not to be held against it: see Methods: gain and cost."
@@ -25,7 +25,8 @@ def scores(rows: list[Row], caption: str) -> Table:
 def gains(rows: list[Row], caption: str) -> Table:
     """As scores, of the gains over vanilla in points, with what the methods cost as multiples of vanilla."""
     attacked = [row for row in rows if row.run.method != "vanilla"]
-    table = _across(attacked, {row.run.name: row.values.get("gain", NAN) for row in attacked}, caption, "+")
+    found = {row.run.name: row.values.get("overall_gain", row.values.get("gain", NAN)) for row in attacked}
+    table = _across(attacked, found, caption, "+")
     known = [(key, heading) for key, heading in COSTS if of(attacked, key)]
     groups = grouped(attacked, lambda row: (row.model, row.method))
     costs = {name: [number(spread(of(same, key)).mean, 2) for key, _ in known] for name, same in groups.items()}
@@ -81,6 +82,8 @@ def _notes(rows: list[Row], values: dict[str, float], what: str) -> str:
     notes = [f"{letter}: {difference}." for letter, difference in sorted(letters.items())]
     if several := _several(rows):
         notes.append(f"No mean over tasks, since {', '.join(several)} would count once for each of its settings.")
+    if any(row.in_two_files for row in rows):
+        notes.append("mnli m/mm: the mean over its matched and its mismatched rows, as in the papers' tables.")
     for label in by_task([row.run for row in rows], {row.run.name: row.method for row in rows}):
         notes.append(f"{label} has settings of its own for each task, named below; so has its mean.")
     for task, same in grouped(rows, lambda row: row.task).items():
@@ -92,8 +95,9 @@ def _notes(rows: list[Row], values: dict[str, float], what: str) -> str:
 def task_columns(rows: list[Row]) -> dict[tuple[str, str], str]:
     """(task, settings) -> a heading, with the letter where the task has several settings."""
     metrics = {(row.task, row.settings): words(row.metric) for row in rows}
+    files = {(row.task, row.settings): " m/mm" if row.in_two_files else "" for row in rows}
     return {
-        (task, letter): f"{task}{f' {letter}' if letter else ''} ({metric})"
+        (task, letter): f"{task}{files[task, letter]}{f' {letter}' if letter else ''} ({metric})"
         for (task, letter), metric in sorted(metrics.items())
     }
 

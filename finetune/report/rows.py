@@ -9,6 +9,7 @@ from finetune.report.collect import COMPARED, Run, finished, weights
 from finetune.report.labels import differences, letters, method_key, method_labels, model_labels
 
 NAN = float("nan")
+TOGETHER = {"mnli": "mm"}  # beside other tasks its score is, as in the papers and on GLUE, the mean of test and this
 
 
 class Row(NamedTuple):
@@ -18,7 +19,8 @@ class Row(NamedTuple):
     values: figures by name, those that are known. Of a run on a task: its scores SPLIT_METRIC, seconds, step_seconds
     (one step), peak_memory_bytes, masked_share_layer_N after training and, where there is a vanilla run (`partner`)
     with the same task, weights, settings and seed: gain (of the main score on test), slowdown and memory (multiples of
-    its time per step and peak memory, where both ran on the same kind of device and as many processes).
+    its time per step and peak memory, where both ran on the same kind of device and as many processes). Of MNLI also
+    overall_METRIC, the mean of its two files, and overall_gain.
     """
 
     run: Run
@@ -38,6 +40,15 @@ class Row(NamedTuple):
     def score(self) -> float:
         """The main score on test, nan where there is none."""
         return self.values.get(f"test_{self.metric}", NAN)
+
+    @property
+    def in_two_files(self) -> bool:
+        return f"overall_{self.metric}" in self.values
+
+    @property
+    def overall(self) -> float:
+        """What stands for the task beside others: the main score on test, MNLI's the mean of its two files."""
+        return self.values.get(f"overall_{self.metric}", self.score)
 
 
 class Spread(NamedTuple):
@@ -75,12 +86,30 @@ def tuned_rows(runs: list[Run]) -> list[Row]:
         values = {**_figures(run), **(_against(run, partner) if partner else {})}
         names = run.task, models[run.name], methods[run.name], settings[run.name]
         rows.append(Row(run, *names, values, partner, apart[run.name]))
-    return _ordered(rows)
+    return _ordered(_alike(rows))
+
+
+def _alike(rows: list[Row]) -> list[Row]:
+    """The mean of two files goes where a run of the same column has but one of them."""
+    halves = {_column(row) for row in rows if not row.in_two_files}
+    for row in rows:
+        if _column(row) in halves:
+            for key in (f"overall_{row.metric}", "overall_gain"):
+                row.values.pop(key, None)
+    return rows
+
+
+def _column(row: Row) -> tuple[str | None, str, str]:
+    return row.run.stage, row.task, row.settings
 
 
 def _figures(run: Run) -> dict[str, float]:
     assert run.end is not None
     found = dict(run.scores)
+    if run.task in TOGETHER:
+        keys = [f"{split}_{run.metrics[0]}" for split in ("test", TOGETHER[run.task])]
+        if all(key in found for key in keys):
+            found[f"overall_{run.metrics[0]}"] = statistics.fmean(found[key] for key in keys)
     found |= {key: run.end[key] for key in ("seconds", "peak_memory_bytes") if run.end.get(key) is not None}
     for layer, share in enumerate(masked_shares(run)):
         found[f"masked_share_layer_{layer}"] = share
@@ -98,6 +127,8 @@ def _against(run: Run, vanilla: Run) -> dict[str, float]:
     mine, theirs = _figures(run), _figures(vanilla)
     key = f"test_{run.metrics[0]}"
     found = {"gain": mine[key] - theirs[key]} if key in mine and key in theirs else {}
+    key = f"overall_{run.metrics[0]}"
+    found |= {"overall_gain": mine[key] - theirs[key]} if key in mine and key in theirs else {}
     if _where(run) != _where(vanilla):
         return found
     for name, cost in (("slowdown", "step_seconds"), ("memory", "peak_memory_bytes")):

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from asa import hf
 from asa.batch import IGNORE, Batch
+from asa.tokenizer import for_words
 from finetune.tasks.task import Choices, Kind, Label, Split, Text
 
 # B rows, C choices, L length
@@ -27,7 +27,8 @@ class Encoded:
     row's own answers.
 
     padding: the value each column is padded with. labels: per row what its loss takes, None where it has none.
-    gold: the labels as the task has them. answers: of each row of kind choice, the number of its real answers.
+    gold: the labels as the task has them. answers: of each row of kind choice, the number of its real answers. cut: of
+    kind token, the words for which `length` leaves no place.
     """
 
     kind: Kind
@@ -36,6 +37,7 @@ class Encoded:
     labels: list[Tensor] | None
     gold: list[Label] | None
     answers: list[int]
+    cut: int = 0
 
     def batch(self, rows: Sequence[int] | np.ndarray, step: Sequence[int] | np.ndarray | None = None) -> Batch:
         """The rows padded to the longest of them, and to the most answers. Args: step, all rows of the optimizer step,
@@ -95,7 +97,13 @@ def encode(kind: Kind, split: Split, tokenizer: PreTrainedTokenizerBase, length:
         dtype = torch.float32 if kind == "regression" else torch.int64
         labels = [torch.tensor(label, dtype=dtype) for label in split.labels]
     padding = {name: _padding(tokenizer, name) for name in columns}
-    return Encoded(kind, columns, padding, labels, split.labels, answers)
+    cut = sum(map(len, split.texts)) - _marks(labels) if kind == "token" else 0
+    return Encoded(kind, columns, padding, labels, split.labels, answers, cut)
+
+
+def _marks(labels: list[Tensor] | None) -> int:
+    """Words that have kept a place for their label."""
+    return sum(int((row != IGNORE).sum()) for row in labels or [])
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase, column: str) -> int:
@@ -135,7 +143,7 @@ def _words(
     split: Split, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> tuple[dict[str, list[Tensor]], list[Tensor] | None]:
     """A word's label stands at its first token; the others and the special tokens have none."""
-    tokenizer = hf.for_words(tokenizer)
+    tokenizer = for_words(tokenizer)
     words = _visible(split, tokenizer)
     table = tokenizer(words, is_split_into_words=True, truncation=True, max_length=length)
     columns = {name: [torch.tensor(ids) for ids in column] for name, column in table.items()}

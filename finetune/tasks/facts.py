@@ -28,6 +28,12 @@ def told(task: Task) -> str:
     return "; ".join([f"{task.name}: {rows}", *notes])
 
 
+def beyond(task: str, model: str, length: int, counts: dict[str, int]) -> str:
+    """A line on the words, by split, for which `length` (tokens of the model's tokenizer) leaves no place."""
+    counted = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
+    return f"{task}: words beyond --length {length}, not trained on and scored as O ({model}): {counted}"
+
+
 def facts_of(
     splits: dict[str, Split], names: list[str], hashes: dict[str, str], dropped: dict[str, int]
 ) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import bz2
 import csv
 import gzip
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,8 +37,9 @@ def rows(
 
     Raises: RequestError for a missing file and for lines that are not of the format; WorkError for damaged archives.
     """
-    kind = form if form != "auto" else _by_ending(path)
-    if not (path.is_dir() if kind == "race" else path.is_file()):
+    # Path makes an error of a name that is longer than a file's may be.
+    kind = _by_ending(path) if form == "auto" and os.path.exists(path) else form
+    if not (os.path.isdir(path) if kind == "race" else os.path.isfile(path)):
         raise RequestError(f"no {'folder' if kind == 'race' else 'file'} {path}; set {flag}")
     for file in sorted(path.rglob("*.txt")) if kind == "race" else [path]:
         yield from _told(file, _parquet(file) if kind == "parquet" else _text(file, kind, header, entry, mend), flag)

@@ -1,13 +1,14 @@
 """What a task's description may say: configs/task/NAME.yaml for the standard ones, flags or a file for your own."""
 
 import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from asa.config import config, did_you_mean, from_dict
 from asa.errors import RequestError
@@ -16,6 +17,21 @@ from finetune.tasks.files import Format
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"  # of a task or a split, which become files' names
 STANDARD = Path(__file__).parents[2] / "configs" / "task"
 Named = Literal["classification", "regression", "token", "tokens", "choice"]
+
+
+def _separate(given: Any) -> Any:
+    """`a.csv,b.csv` are two files, unless there is one of that name."""
+    paths = [given] if isinstance(given, str | Path) else given
+    if not isinstance(paths, list | tuple) or not all(isinstance(path, str | Path) for path in paths):
+        return given
+    # A list is longer than a file's name may be, of which Path.exists makes an error.
+    parts = [[path] if os.path.exists(path) else [part.strip() for part in str(path).split(",")] for path in paths]
+    if not all(part for several in parts for part in several):
+        raise ValueError("a name between commas is empty, allowed: FILE or FILE,FILE")
+    return [part for several in parts for part in several]
+
+
+Files = Annotated[tuple[Path, ...], BeforeValidator(_separate)]
 
 
 @config
@@ -55,15 +71,16 @@ class TaskConfig:
     kind: Annotated[Named, AfterValidator(lambda kind: "token" if kind == "tokens" else kind)] = "classification"
     """classification: one class per row; regression: one number per row; token (or tokens): one class per word; choice:
     the right one of several answers."""
-    train: tuple[Path, ...] = ()
-    """Files of training rows: .csv, .tsv, .jsonl, .json, .parquet or .conll; .gz, .bz2 and .xz are read as well."""
-    dev: tuple[Path, ...] = ()
+    train: Files = ()
+    """Files of training rows, FILE or FILE,FILE: .csv, .tsv, .jsonl, .json, .parquet or .conll; .gz, .bz2 and .xz are
+    read as well."""
+    dev: Files = ()
     """Files of rows that choose the epoch; empty: a part of the training rows is held out."""
-    test: tuple[Path, ...] = ()
+    test: Files = ()
     """Files of rows that are scored once, at the end; empty: dev is scored, and held-out training rows choose."""
-    submit: tuple[Path, ...] = ()
+    submit: Files = ()
     """Files of rows without labels, predicted at the end."""
-    extra: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+    extra: dict[str, Files] = field(default_factory=dict)
     """Further splits by name: their files are scored at the end, or predicted where they have no column of labels."""
     subsets: str = ""
     """Column by whose values the rows of test are scored apart as well, a further split each; empty: none."""

@@ -1,6 +1,7 @@
 """attach in odd but legal use: pickled, on the base model, in other types, padded on the left, refused half-way."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,40 @@ def test_a_config_of_the_wrong_form_is_one_line(tmp_path: Path, text: str) -> No
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(RequestError, match="--start"):
         check_model(tmp_path, "--start")
+
+
+@pytest.mark.parametrize(("before", "after"), [("sdpa", "eager"), ("eager", "sdpa")])
+def test_another_attention_may_be_set_after_attaching(before: str, after: str) -> None:
+    model = tiny("bert", "classification", attention=before).eval()
+    module = TaskModel(model, "classification", ASAConfig())
+    batch = batch_for("bert", "classification")
+    METHODS["asa"](MethodsConfig()).backward(tiny_engine(module), batch, At(0, 0))
+    expected = gradients(module)
+    module.zero_grad()
+    model.set_attn_implementation(after)
+    METHODS["asa"](MethodsConfig()).backward(tiny_engine(module), batch, At(0, 0))
+    for name, value in gradients(module).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+    if after == "eager":
+        assert len(model(**batch.inputs, output_attentions=True).attentions) == model.config.num_hidden_layers
+
+
+def test_released_scores_tell_their_weights_when_asked() -> None:
+    model = tiny("bert", "classification", attention="eager").eval()
+    attach(model, ASAConfig.released())
+    batch = batch_for("bert", "classification")
+    keeps = random_keeps(0)
+    for keep_BLL in keeps:
+        keep_BLL[..., 0] = 1  # an empty row is attended evenly
+    with perturbed(model, Perturb(attend=attend_to(keeps))):
+        weights = model(**batch.inputs, output_attentions=True).attentions
+    masked = keeps[0].unsqueeze(1).expand_as(weights[0]) == 0
+    assert weights[0][masked].max() < 1e-6
+
+
+def test_what_all_rows_share_is_not_doubled() -> None:
+    module = TaskModel(tiny("bert", "classification"), "classification", ASAConfig())
+    batch = batch_for("bert", "classification")
+    length = batch.pad_BL.shape[1]
+    inputs = {**batch.inputs, "position_ids": torch.arange(length).unsqueeze(0)}
+    METHODS["asa"](MethodsConfig()).backward(tiny_engine(module), replace(batch, inputs=inputs), At(0, 0))

@@ -13,6 +13,7 @@ from asa.batch import Batch
 from asa.engine import Engine, PlainEngine
 from asa.errors import RequestError, WorkError
 from asa.methods import METHODS, At, Method, MethodsConfig
+from asa.tokenizer import load_tokenizer, vocab_sha256
 from tests.asa.conftest import tiny_batch, tiny_engine, tiny_module, tiny_tokenizer
 
 
@@ -76,7 +77,7 @@ def test_the_whole_parameters_can_be_read_without_an_engine(saved: Path) -> None
 
 
 def test_it_holds_the_shape_and_the_tokenizer(saved: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    assert hf.vocab_sha256(hf.load_tokenizer(saved / "hf", "--checkpoint")) == hf.vocab_sha256(tokenizer)
+    assert vocab_sha256(load_tokenizer(saved / "hf", "--checkpoint")) == vocab_sha256(tokenizer)
     assert hf.new_mlm(saved / "hf").config.num_hidden_layers == 2
 
 

@@ -10,6 +10,7 @@ from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
 from asa import hf
 from asa.errors import RequestError
+from asa.tokenizer import load_tokenizer, vocab_sha256
 from tests.asa.conftest import tiny_bert, tiny_tokenizer
 
 
@@ -24,11 +25,11 @@ def test_the_hash_differs_for_other_words_other_order_and_other_special_tokens()
     tokenizers = [tiny_tokenizer(), tiny_tokenizer(("one", "two")), tiny_tokenizer(("two", "one", "three"))]
     tokenizers.append(tiny_tokenizer())
     tokenizers[-1].mask_token = "one"
-    assert len({hf.vocab_sha256(tokenizer) for tokenizer in tokenizers}) == 4
+    assert len({vocab_sha256(tokenizer) for tokenizer in tokenizers}) == 4
 
 
 def test_the_hash_outlives_saving_and_loading(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    assert hf.vocab_sha256(hf.load_tokenizer(folder, "--model")) == hf.vocab_sha256(tokenizer)
+    assert vocab_sha256(load_tokenizer(folder, "--model")) == vocab_sha256(tokenizer)
 
 
 def test_a_complete_model_passes(folder: Path) -> None:
@@ -53,7 +54,7 @@ def test_an_unsupported_family_is_refused_by_its_name(folder: Path) -> None:
 
 def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no tokenizer\.json.*--start"):
-        hf.load_tokenizer(tmp_path, "--start")
+        load_tokenizer(tmp_path, "--start")
 
 
 def test_a_model_with_its_head_loads_whole(folder: Path) -> None:

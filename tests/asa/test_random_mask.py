@@ -66,7 +66,7 @@ def test_magnitude_masks_exactly_its_share_and_the_heaviest_pairs(share: float) 
 
         def note(site: Any) -> Tensor:
             keep_BLL = attend(site)
-            assert keep_BLL is not None
+            assert isinstance(keep_BLL, Tensor)
             maps.append((keep_BLL, site.weights().mean(1)))
             return keep_BLL
 

@@ -1,17 +1,24 @@
 """The step timer runs real optimizer steps in turns and reports them; how long they take is not tested."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import RobertaConfig
 
+from asa import fused
 from asa.errors import RequestError
+from benchmarks.cases import Case, cases, prepare
+from benchmarks.fused import with_kernels, without_kernels
+from benchmarks.memory import memory
 from benchmarks.peak import peak_bytes
 from benchmarks.plot import draw
-from benchmarks.step_time import StepTimeConfig, measure, report, step_time
-from benchmarks.steps import ASA, STOCK, VANILLA, folder_config, names_of, task_batch
-from benchmarks.updates import build_step
+from benchmarks.step_time import StepTimeConfig, flops, measure, report, step_time
+from benchmarks.steps import ASA, STOCK, TWIN, VANILLA, folder_config, method_of, names_of, task_batch
+from benchmarks.updates import trainer
 from tests.asa.conftest import LENGTH, tiny_bert
 
 CPU = torch.device("cpu")
@@ -19,21 +26,162 @@ CPU = torch.device("cpu")
 
 def tiny(folder: Path, **asked: Any) -> StepTimeConfig:
     tiny_bert().save_pretrained(folder)
-    settings: dict[str, Any] = {"lengths": (LENGTH,), "batch": 2, "repeats": 3, "warmup": 1} | asked
+    settings: dict[str, Any] = {"lengths": (LENGTH,), "repeats": 3, "warmup": 1} | asked
     return StepTimeConfig(model=folder, **settings)
+
+
+def timed(request: StepTimeConfig, length: int = LENGTH) -> dict[str, list[float]]:
+    return measure(request, 2, length, prepare(request))
 
 
 @pytest.mark.parametrize("task", ["mlm", "classification"])
 def test_every_step_is_timed_once_per_round_after_the_warm_up(tmp_path: Path, task: Any) -> None:
-    seconds = measure(tiny(tmp_path, task=task), LENGTH)
-    assert list(seconds) == [VANILLA, ASA, STOCK]
+    seconds = timed(tiny(tmp_path, task=task))
+    assert list(seconds) == [VANILLA, ASA, STOCK, TWIN]
     assert {len(taken) for taken in seconds.values()} == {3}
 
 
 def test_every_method_can_be_timed(tmp_path: Path) -> None:
-    seconds = measure(tiny(tmp_path, methods=("all", STOCK), repeats=1, warmup=0), LENGTH)
-    assert list(seconds) == names_of(["all", STOCK])
-    assert len(seconds) > 15
+    asked = ("all", STOCK, "freelb-3", "smart-1")
+    seconds = timed(tiny(tmp_path, methods=asked, repeats=1, warmup=0))
+    assert list(seconds) == names_of(asked)
+    assert len(seconds) > 17
+
+
+def test_a_name_with_a_number_says_how_many_passes_or_ascents() -> None:
+    assert [method_of(name).passes for name in ("freelb", "freelb-2", "freelb-3")] == [2, 2, 3]
+    assert vars(method_of("smart-4"))["options"].ascents == 4
+
+
+def test_attention_and_precision_make_cases_and_the_twin_is_one() -> None:
+    request = StepTimeConfig(methods=(ASA, TWIN), attention=("sdpa", "eager"), precision=("fp32", "bf16"))
+    found = cases(request)
+    assert list(found)[:3] == ["asa sdpa fp32", "asa eager fp32", "twin fp32"]
+    assert found["asa eager bf16"] == Case(ASA, "eager", "bf16")
+    assert len(found) == 6
+    assert list(cases(StepTimeConfig())) == [VANILLA, ASA, STOCK, TWIN]
+
+
+def test_only_a_step_with_adversaries_has_fused_kernels() -> None:
+    alone = cases(StepTimeConfig(methods=("asa_sparse", "asa_freelb"), attention=("fused",)))
+    assert [case.attention for case in alone.values()] == ["fused", "sdpa"], "freelb shares dropout"
+    both = cases(StepTimeConfig(methods=(VANILLA, ASA, STOCK, TWIN), attention=("sdpa", "fused")))
+    assert list(both) == ["vanilla sdpa", "asa sdpa", "asa fused", "stock sdpa", "twin"]
+    alone = cases(StepTimeConfig(methods=(VANILLA, ASA), attention=("fused",)))
+    assert {label: case.attention for label, case in alone.items()} == {VANILLA: "sdpa", ASA: "fused"}
+    request = StepTimeConfig(methods=(VANILLA, ASA), attention=("sdpa", "fused"))
+    seconds = {"vanilla sdpa": [1.0], "asa sdpa": [3.0], "asa fused": [2.0]}
+    assert report(request, 8, 64, CPU, seconds).splitlines()[-2:] == [
+        "sdpa, fp32: ASA/vanilla 3.000",
+        "fused, fp32: ASA/vanilla 2.000",
+    ]
+
+
+def test_a_fused_step_comes_to_its_kernels_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = pytest.importorskip("asa.fused.launch", exc_type=ImportError)
+    chosen: list[set[str]] = []
+    monkeypatch.setattr(launch, "forward", lambda *args: chosen.append(set(fused.DEVICES)))
+    batch = task_batch("mlm", 2, 8, 99)
+    run = with_kernels(lambda batch: launch.forward(batch), torch.device("cuda"), 1)
+    run(batch)
+    run(batch)
+    without_kernels(lambda batch: launch.forward(batch))(batch)
+    assert chosen == [{"cuda"}, {"cuda"}, set()]
+    assert set(fused.DEVICES) == {"cuda"}
+    with pytest.raises(RequestError, match="take no step of this kind; leave fused out of --attention"):
+        with_kernels(lambda batch: None, CPU, 1)(batch)
+    turn = iter([None, launch.forward])
+    sparse = with_kernels(lambda batch: (next(turn) or (lambda batch: None))(batch), torch.device("cuda"), 2)
+    sparse(batch)
+    sparse(batch)
+    assert chosen.pop() == {"cuda"}, "the second step of two is soon enough"
+
+
+def test_ways_to_execute_a_step_are_timed_beside_each_other(tmp_path: Path) -> None:
+    """In a process of its own: bf16 makes a process group, and DeepSpeed keeps the first that it sees."""
+    tiny_bert().save_pretrained(tmp_path)
+    settings = f"--model {tmp_path} --lengths {LENGTH} --batch 2,3 --attention sdpa,eager --precision fp32,bf16"
+    settings += f" --methods vanilla,stock,twin --repeats 1 --warmup 0 --results {tmp_path}"
+    command = [sys.executable, "-m", "benchmarks", "step-time", *settings.split()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = (one.rpartition("\nin ")[0] for one in done.stdout.split("\n\n")[:2])
+    assert [line.split()[0] for line in first.splitlines()[2:]].count("vanilla") == 4
+    assert "2 rows of 10" in first
+    assert "3 rows of 10" in second
+    assert "eager, bf16: vanilla/stock" in second
+    (written,) = tmp_path.glob("step-time_*.md")
+    assert first in written.read_text()
+    assert second in written.read_text()
+
+
+def test_a_table_is_kept_whatever_becomes_of_the_next(tmp_path: Path) -> None:
+    tiny_bert().save_pretrained(tmp_path)
+    settings = f"--model {tmp_path} --lengths {LENGTH},{LENGTH + 1} --batch 2 --methods vanilla --results {tmp_path}"
+    for command, name in ((step_time, "step-time"), (memory, "memory")):
+        with pytest.raises(RequestError, match="set --lengths"):
+            command(settings.split())
+        (written,) = tmp_path.glob(f"{name}_*.md")
+        assert f"2 rows of {LENGTH}, sdpa" in written.read_text()
+
+
+ENGINES = """
+import gc, sys
+from pathlib import Path
+import torch
+from asa import dist
+from asa.model import TaskModel
+from benchmarks.steps import folder_config, task_batch
+from benchmarks.updates import free, trainer
+
+for zero in (0, 1, 2, 3):
+    shape = folder_config(Path(sys.argv[1]), "sdpa")
+    step = trainer(shape, "asa", "mlm", torch.device("cpu"), "bf16", zero=zero)
+    step(task_batch("mlm", 2, 10, shape.vocab_size))
+    del step
+    free()
+    print(zero, sum(isinstance(one, TaskModel) for one in gc.get_objects()))
+dist.close()
+"""
+
+
+def test_no_model_outlives_its_table(tmp_path: Path) -> None:
+    """In a process of its own, as above."""
+    tiny_bert().save_pretrained(tmp_path)
+    done = subprocess.run([sys.executable, "-c", ENGINES, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line[:1].isdigit()] == ["0 0", "1 0", "2 0", "3 0"]
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_timed(tmp_path: Path) -> None:
+    seconds = timed(tiny(tmp_path, methods=(ASA, STOCK), attention=("compiled",), repeats=1))
+    assert list(seconds) == [ASA, STOCK]
+
+
+def test_what_does_not_work_here_is_a_wrong_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RequestError, match=r"fp16 needs a GPU.*set --precision"):
+        prepare(StepTimeConfig(precision=("fp16",)))
+    with pytest.raises(RequestError, match=r"fused needs a GPU.*set --attention"):
+        prepare(StepTimeConfig(attention=("fused",)))
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(RequestError, match=r"does not work here \(no compiler\).*leave compiled out of --attention"):
+        prepare(StepTimeConfig(attention=("sdpa", "compiled")))
+
+
+def test_the_share_of_a_known_peak_counts_every_steps_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = StepTimeConfig(layers=2, width=64)
+    by_name = {name: flops(request, case, 2, 40) for name, case in cases(request).items()}
+    assert by_name[ASA] < 2.2 * by_name[VANILLA] < 2.2 * by_name[STOCK] < 2.2 * by_name[TWIN]
+    monkeypatch.setattr("benchmarks.step_time.peak", lambda device, precision: 4 * by_name[VANILLA])
+    lines = report(request, 2, 40, CPU, {name: [0.5] for name in by_name}).splitlines()
+    assert lines[1].split()[-1] == "MFU"
+    assert lines[2].split()[-1] == "50.0%"
 
 
 def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +202,7 @@ def updates_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list
     with monkeypatch.context() as patched:
         patched.setattr(torch.optim.AdamW, "step", counted)
         shape = folder_config(folder, "sdpa")
-        build_step(shape, name, task_batch("mlm", 2, LENGTH, shape.vocab_size), CPU)()
+        trainer(shape, name, "mlm", CPU)(task_batch("mlm", 2, LENGTH, shape.vocab_size))
     return updates
 
 
@@ -68,35 +216,55 @@ def test_a_timed_batch_updates_weights_as_often_as_its_method(tmp_path: Path, mo
 
 
 def test_the_report_gives_medians_and_ratios_to_the_first_step() -> None:
-    seconds, peaks = {VANILLA: 0.2, ASA: 0.4}, {VANILLA: 2**20, ASA: 3 * 2**20}
-    lines = report(StepTimeConfig(), 64, seconds, peaks).splitlines()
+    seconds = {VANILLA: [0.2, 0.1, 0.9], ASA: [0.4, 0.4, 0.5], TWIN: [0.5, 0.5, 0.5]}
+    lines = report(StepTimeConfig(methods=tuple(seconds)), 8, 64, CPU, seconds).splitlines()
     assert "8 rows of 64" in lines[0]
     assert [line.split() for line in lines[1:]] == [
-        ["step", "ms", "ratio", "MB", "ratio"],
-        ["vanilla", "200.0", "1.000", "1", "1.000"],
-        ["asa", "400.0", "2.000", "3", "3.000"],
+        ["step", "ms", "least", "ratio", "rows/s"],
+        ["vanilla", "200.0", "100.0", "1.000", "40.0"],
+        ["asa", "400.0", "400.0", "2.000", "20.0"],
+        ["twin", "500.0", "500.0", "2.500", "16.0"],
+        ["sdpa,", "fp32:", "ASA/vanilla", "2.000,", "ASA/twin", "0.800"],
     ]
 
 
 def test_the_picture_has_a_bar_for_each_method_and_length(tmp_path: Path) -> None:
-    seconds, peaks = {VANILLA: 0.2, ASA: 0.4}, {VANILLA: 1, ASA: 3}
-    draw({16: (seconds, peaks), 32: (seconds, peaks)}, tmp_path / "new" / "cost.svg")
+    seconds = {VANILLA: 0.2, ASA: 0.4}
+    draw({"16 tokens": seconds, "32 tokens": seconds}, "time", tmp_path / "new" / "cost.svg")
     text = (tmp_path / "new" / "cost.svg").read_text()
-    assert all(f"<!-- {part} -->" in text for part in (ASA, "16 tokens", "32 tokens", "peak memory, vanilla = 1"))
+    assert all(f"<!-- {part} -->" in text for part in (ASA, "16 tokens", "32 tokens", "time, vanilla = 1"))
 
 
 def test_peak_memory_is_what_the_work_had_in_use_at_once() -> None:
-    assert 64 * 2**20 < peak_bytes(_fill, 64) < 64 * 2**20 * 1.5
+    peak = peak_bytes(_fill, 64)
+    assert 64 * 2**20 < peak.most < 64 * 2**20 * 1.5
+    assert 16 * 2**20 <= peak.stays < 17 * 2**20
 
 
-def _fill(megabytes: int) -> None:
+def _fill(megabytes: int) -> torch.Tensor:
     for _ in range(2):
         torch.ones(megabytes * 2**18)
+    return torch.ones(megabytes * 2**18 // 4)
+
+
+def test_memory_has_a_line_for_every_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_bert().save_pretrained(tmp_path)
+    settings = f"--model {tmp_path} --lengths {LENGTH} --batch 2 --methods vanilla,twin --results null"
+    memory(f"{settings} --plot {tmp_path / 'memory.svg'}".split())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["step", "vanilla", "twin"]
+    assert (tmp_path / "memory.svg").is_file()
 
 
 def test_a_model_without_enough_positions_is_a_wrong_request(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=rf"lengths = {LENGTH + 1}.*8 to {LENGTH}; set --lengths"):
-        measure(tiny(tmp_path), LENGTH + 1)
+        timed(tiny(tmp_path), LENGTH + 1)
+
+
+def test_the_twin_is_a_bert() -> None:
+    shape = RobertaConfig(hidden_size=64, num_attention_heads=1, num_hidden_layers=1)
+    with pytest.raises(RequestError, match="step twin is a BERT, not 'roberta'; leave it out of --methods"):
+        trainer(shape, TWIN, "mlm", CPU)
 
 
 def test_an_unknown_step_is_explained_by_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,9 @@ def test_every_part_has_its_line(
     for name in ("OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "DS_ACCELERATOR"):
         monkeypatch.setenv(name, "")  # the benchmark sets it, and afterwards it is as before
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    settings = {"data": shards, "model": model, "processes": 1, "rounds": 2, "global_batch": 8, "micro_batch": 4}
+    settings = {"data": shards, "model": model, "processes": 1, "rounds": 2, "global_batch": 8, "micro_batch": 4} | {
+        "results": "null"
+    }
     upkeep([part for name, value in settings.items() for part in (f"--{name}", str(value))])
     head, *lines = [line for line in capfd.readouterr().out.splitlines() if "(" in line or "milliseconds" in line]
     assert "1 processes, 8 rows a step" in head

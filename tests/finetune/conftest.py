@@ -23,9 +23,8 @@ CLASSES = ["red", "green", "blue"]
 
 
 @pytest.fixture(autouse=True)
-def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command sets LOCAL_RANK and answers SIGTERM: both are of its process, which here goes on to other tests."""
-    monkeypatch.setenv("LOCAL_RANK", "0")
+def signal_as_it_was() -> Iterator[None]:
+    """A command answers SIGTERM in a way of its own, in a process that here goes on to other tests."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from asa import hf
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
 from asa.losses import divergence, task_loss
 from asa.methods import METHODS, At
+from asa.tokenizer import for_words, load_tokenizer
 from finetune.model import build, engine_of
 from finetune.predictions import predict
 from finetune.run import Run
@@ -30,7 +30,7 @@ KINDS: tuple[Kind, ...] = ("classification", "regression", "token", "choice")
 
 
 def encoded(kind: Kind, folder: Path, length: int = 16, rows: int = 24) -> Encoded:
-    return encode(kind, small_task(kind, rows).splits["train"], hf.load_tokenizer(folder, "-"), length)
+    return encode(kind, small_task(kind, rows).splits["train"], load_tokenizer(folder, "-"), length)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_texts_are_cut_to_length(kind: Kind, model_folder: Path) -> None:
 
 
 def test_words_that_are_cut_off_have_no_mark_and_those_that_vanish_have_one(model_folder: Path) -> None:
-    tokenizer = hf.load_tokenizer(model_folder, "-")
+    tokenizer = load_tokenizer(model_folder, "-")
     split = Split(["0", "1"], [("a", " ", "red"), (*"abcdefgh", "red")], [[0, 1, 2], [0] * 8 + [2]])
     found = encode("token", split, tokenizer, 8)
     assert found.labels is not None
@@ -95,12 +95,12 @@ def test_byte_level_tokenizers_read_each_word_with_its_space(tmp_path: Path, pre
     step = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.pre_tokenizer = step if pre == "alone" else pre_tokenizers.Sequence([pre_tokenizers.Digits(), step])  # type: ignore[assignment]
     PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", pad_token="<unk>").save_pretrained(tmp_path / "a")
-    given = hf.load_tokenizer(tmp_path / "a", "-")
+    given = load_tokenizer(tmp_path / "a", "-")
     found = encode("token", Split(["0"], [("red", "red")], [[0, 1]]), given, 8)
     assert found.columns["input_ids"][0].tolist() == [300, 300]
     assert given("red")["input_ids"] != [300]
-    hf.for_words(given).save_pretrained(tmp_path / "b")
-    assert hf.load_tokenizer(tmp_path / "b", "-")("red")["input_ids"] == [300]
+    for_words(given).save_pretrained(tmp_path / "b")
+    assert load_tokenizer(tmp_path / "b", "-")("red")["input_ids"] == [300]
 
 
 def test_a_batch_is_padded_to_its_longest_row_and_marks_padding(train: Encoded) -> None:

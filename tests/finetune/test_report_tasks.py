@@ -16,7 +16,7 @@ from finetune.predictions import Predictions, Stored, save_predictions
 from finetune.report.attention import Layer, Maps, save
 from finetune.report.write import write
 
-METRICS = {"sst2": "accuracy", "mrpc": "f1", "paws-wiki": "accuracy", "hans": "accuracy"}
+METRICS = {"sst2": "accuracy", "mnli": "accuracy", "mrpc": "f1", "paws-wiki": "accuracy", "hans": "accuracy"}
 GOLD = [0, 1] * 30
 WIDTHS = (360, 1280)
 
@@ -99,6 +99,25 @@ def test_tasks_stand_side_by_side_with_their_own_metric_and_a_mean(page: str) ->
     assert asa[1:] == ["asa", "86.67 ± 1.67 (3)", "86.67 ± 1.67 (3)", "86.67"]
     assert rest[0][1:] == ["asa tau=0.1", "-", "75.00 ± n/a (1†)", "-"]
     assert table(page, "Scores by task, robustness sets")[0][2:] == ["paws-wiki (accuracy)"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_mnli_counts_once_by_the_mean_of_its_two_files(tmp_path: Path, whole: bool) -> None:
+    """Where a run has one file alone, all runs are compared by the one that all have."""
+    for method, right in (("vanilla", 30), ("asa", 45)):
+        tuned(tmp_path / "runs", "sst2", method, 0, 36)
+        tuned(tmp_path / "runs", "mnli", method, 0, right)
+        path = tmp_path / f"runs/mnli/base-{method}-0/metrics.jsonl"
+        mm = "mm_accuracy" if whole or method == "asa" else "mm_other"
+        path.write_text(path.read_text().replace('"mm_matthews": 0.4', f'"{mm}": 0.3'))
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    page = (tmp_path / "report/report.md").read_text()
+    head, vanilla, asa = table(page, "Scores")
+    assert head[2:] == [f"mnli{' m/mm' if whole else ''} (accuracy)", "sst2 (accuracy)", "Mean"]
+    assert vanilla[2] == ("40.00 ± n/a (1)" if whole else "50.00 ± n/a (1)")
+    assert asa[-1] == ("56.25" if whole else "67.50")
+    assert table(page, "Methods: gain and cost")[1][2] == ("+12.50 ± n/a (1)" if whole else "+25.00 ± n/a (1)")
+    assert ("mnli m/mm: the mean over" in page) is whole
 
 
 def test_the_settings_of_one_method_part_its_own_rows_alone(page: str) -> None:

@@ -1,6 +1,5 @@
 """The attack on losses whose maximum in the ball is known, then the command on models."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asa import record
-from asa.config import from_dict
 from asa.errors import RequestError, WorkError
-from asa.methods import MethodsConfig
 from asa.perturb import Room
 from finetune import robustness as command
 from finetune.attack import Look, Worst, attack
@@ -225,18 +222,6 @@ def test_classes_without_names_in_common_are_mapped(asked: dict[str, Any], model
     assert labels is not None
     # The task's red, green, blue are the model's vert, bleu, rouge.
     assert [int(label) for label in one.data.labels or []] == [[1, 2, 0][int(label)] for label in labels]  # type: ignore[arg-type]
-
-
-def test_a_training_start_outside_the_ball_is_refused_but_a_preset_may_widen_the_ball() -> None:
-    for preset, flags, told in (
-        ({"start": 0.6, "radius": 0.6}, {"radius": 0.1}, "lower --freelb.start or raise --freelb.radius"),
-        ({"start": 0.6, "radius": 0.6}, {"radius": None}, None),
-        ({"start": 0.6, "radius": 0.6}, {"start": 0.3}, None),
-        ({}, {"start": 0.3}, None),  # what is asked for before the preset of the task is known
-    ):
-        asked = {"freelb": {**preset, **flags}}
-        with pytest.raises(RequestError, match=told) if told else nullcontext():
-            assert from_dict(MethodsConfig, asked).freelb.start == asked["freelb"]["start"]
 
 
 def test_summaries_are_plain_medians() -> None:

@@ -21,6 +21,8 @@ from asa.errors import RequestError
 from asa.integrations import transformers as drop_in
 from asa.integrations.tasks import kind_of
 from asa.integrations.transformers import AdversarialTrainer
+from asa.methods import MethodsConfig
+from asa.methods.freelb import FreeLBConfig
 from asa.methods.vanilla import Vanilla
 from tests.asa.conftest import HEADS, KINDS, LAYERS, LENGTH, VOCAB, WIDTH, tiny_bert
 from tests.integrations.trainers import arguments, rows
@@ -53,6 +55,20 @@ def test_training_arguments(changes: dict[str, Any], message: str, tmp_path: Pat
     args = arguments(tmp_path, **changes)
     with pytest.raises(RequestError, match=message):
         build(tmp_path, args=args)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("smart", MethodsConfig(), "smart.radius.*bf16"),
+        ("freelb", MethodsConfig(freelb=FreeLBConfig(start=5.0)), "freelb.start"),
+    ],
+)
+def test_settings_that_the_method_cannot_work_with(
+    method: str, options: MethodsConfig, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        build(tmp_path, method, args=arguments(tmp_path, bf16=True), options=options)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from transformers import (
 from asa import checkpoint, hf, record
 from asa.config import from_dict, to_dict
 from asa.errors import RequestError
+from asa.tokenizer import load_tokenizer
 from pretrain.config import PretrainConfig, RTDConfig, check
 from pretrain.export import PARITY, ExportConfig, export
 from pretrain.loop import train
@@ -113,9 +114,9 @@ def electra(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path
 
 
 def train_lines(run: Path) -> list[dict[str, Any]]:
-    """Train events, but for how long they took."""
+    """Train events, but for how long they took and the memory that the process has had."""
     events = [event for event in record.read(run / record.NAME) if event["event"] == "train"]
-    return [{name: value for name, value in event.items() if name != "tokens_per_s"} for event in events]
+    return [{k: value for k, value in event.items() if k not in ("tokens_per_s", "memory_gb")} for event in events]
 
 
 @pytest.mark.parametrize(("method", "zero"), [("asa", 2), ("vanilla", 3)])
@@ -213,7 +214,7 @@ def test_an_export_is_three_folders_that_transformers_loads(
     assert load_file(out / "adversary.safetensors")
     for folder in (out, out / "discriminator", out / "generator"):
         hf.check_model(folder, "--model", LENGTH)
-        assert hf.load_tokenizer(folder, "--model").mask_token == "[MASK]"
+        assert load_tokenizer(folder, "--model").mask_token == "[MASK]"
 
 
 def test_an_exported_pair_is_where_the_next_run_starts(

@@ -1,0 +1,53 @@
+"""Which attention a module of an attached model runs in place of sdpa: fused, ours on a CPU, or torch's."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from asa import cpu_attention
+from asa.fused import fused_attention
+from asa.fused.products import NAME
+
+# B rows, H heads, K width of one head, L length (queries, then keys)
+
+
+def forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers asks of an attention: context BLHK of BHLK.
+
+    With Products in its seat the module's last rows are attacked; those before them are a clean pass's.
+    """
+    seat = module._asa_seat
+    if seat.signal.now is None:  # no pass of ours: the model as it was, to the bit
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    if seat.products is None:
+        return cpu_attention.forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    found, seat.products = seat.products, None
+    attacked, clean = (query, key, value), None
+    free = len(query) - len(found.q_BLD)
+    if free:
+        # Not by slices, whose gradients would each be laid out among zeros and added up.
+        clean, attacked = zip(*(x.split((free, len(found.q_BLD))) for x in attacked), strict=True)
+    scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
+    context_BHLK, kept_BL = fused_attention(*attacked, *found[:3], scale=scale, dropout=dropout, config=seat.config)
+    found.counted(kept_BL)
+    context_BLHK = context_BHLK.transpose(1, 2)
+    if clean is not None:
+        mask = None if attention_mask is None else attention_mask[:free]
+        clean_BLHK, _ = forward(module, *clean, mask, dropout, scaling, **kwargs)
+        context_BLHK = torch.cat([clean_BLHK, context_BLHK])
+    return context_BLHK, None
+
+
+AttentionInterface.register(NAME, forward)

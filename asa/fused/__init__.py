@@ -1,0 +1,91 @@
+"""ASA's attention on a GPU in fused kernels: the keep map lives as bits, neither pass lays out L x L floats per head.
+
+docs/kernels.md tells what is fused and how it was checked. Triton is imported on first use alone: it is optional, and
+without it, or where `supported` says no, asa.adversary and asa.biased compute the same, step by step.
+"""
+
+import logging
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from asa.adversary import ASAConfig
+
+# B rows, D width, H heads, K width of one head, L length
+
+DEVICES = {"cuda"}  # tests add "cpu", where Triton's interpreter runs the kernels
+DTYPES = {torch.float16, torch.bfloat16, torch.float32}
+WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
+
+
+def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> bool:
+    """Whether fused_attention can attack attention as `config` says. Args: dtype and shape BHLK of the queries.
+
+    The caller sees to it that the layer's own mask is one of keys alone, and that no other pass is to have the same
+    dropout, since torch's own attention draws it otherwise.
+    """
+    rows, heads, length, width = shape
+    return (
+        device.type in DEVICES
+        and dtype in DTYPES
+        and width <= WIDEST_HEAD
+        and (device.type != "cuda" or _fits(torch.cuda.get_device_capability(device), width))
+        and length <= LONGEST
+        and rows * heads <= MOST_PLANES
+        and (config.mask, config.heads, config.masked_score) == ("hard", "shared", "shifted")
+        and find_spec("triton") is not None
+        and torch.version.hip is None
+        and not torch.compiler.is_compiling()
+        and _compiles(device)
+    )
+
+
+@cache
+def _compiles(device: torch.device) -> bool:
+    """Whether Triton can make and launch a kernel here, tried once per process: it wants a C compiler, Python's
+    headers, the driver's library and a folder for its cache."""
+    from asa.fused import launch
+
+    x_BLD = torch.ones(1, 16, 64, dtype=torch.float16, device=device)
+    try:
+        launch.pack(x_BLD, x_BLD, torch.ones(1, 16, dtype=torch.int8, device=device))
+    except Exception as error:  # of its compilers' and the system's, of many types
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        logging.getLogger(__name__).warning("Triton cannot run here, so attention is not fused: %s", why)
+        return False
+    return True
+
+
+def _fits(capability: tuple[int, int], width: int) -> bool:
+    """Whether a GPU has the matrix units and, for a wide head, the shared memory (tests/fused/test_compile.py)."""
+    return capability[0] in (9, 10) if width > 64 else capability >= (8, 0)
+
+
+def fused_attention(
+    q_BHLK: Tensor,
+    k_BHLK: Tensor,
+    v_BHLK: Tensor,
+    mask_q_BLD: Tensor,
+    mask_k_BLD: Tensor,
+    seen_BL: Tensor,
+    *,
+    scale: float,
+    dropout: float,
+    config: ASAConfig,
+) -> tuple[Tensor, Tensor]:
+    """Attention under the keep map 1[mask_q mask_k^T > 0], shared by heads (Wu et al. 2023, Eq. 4 to 8).
+
+    Args: all of one of DTYPES but seen, which is bool and False at padding keys. scale: of the scores, 1 / sqrt(K).
+        dropout: probability, of the weights; it is rounded to 1 / 65536. config: its reversal and temperature.
+    Returns: context_BHLK; kept_BL, fp32, the keys seen and kept by each query, of padding queries too. Both pass
+        gradients, the products' reversed as asa.adversary.threshold does.
+    """
+    from asa.fused.attention import FusedAttention
+    from asa.fused.launch import Options
+
+    options = Options(scale, dropout, config.reversal, config.temperature)
+    found = FusedAttention.apply(q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD, seen_BL, options)
+    assert isinstance(found, tuple)
+    return found

@@ -1,0 +1,60 @@
+"""Attention under a keep map that is never laid out: one differentiable function over the kernels."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from asa.fused import launch
+from asa.fused.launch import Options, Saved
+
+# B rows, D width, H heads, K width of one head, L length, W words of 32 keys
+
+
+class FusedAttention(torch.autograd.Function):
+    """(context_BHLK, kept_BL) of queries, keys, values and the adversary's two products; asa.fused explains them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLK: Tensor,
+        mask_q_BLD: Tensor,
+        mask_k_BLD: Tensor,
+        seen_BL: Tensor,
+        options: Options,
+    ) -> tuple[Tensor, Tensor]:
+        q_BHLK, k_BHLK, v_BHLK = (_rows_whole(x) for x in (q_BHLK, k_BHLK, v_BHLK))
+        mask_q_BLD, mask_k_BLD = mask_q_BLD.contiguous(), mask_k_BLD.contiguous()
+        # 2 for a row that is padding alone, which attends to all of it alike.
+        state_BL = torch.where(seen_BL.any(1, keepdim=True), seen_BL.to(torch.int8), 2).to(torch.int8).contiguous()
+        seed = _seed(q_BHLK.device, options.dropout)
+        bits_BLW, kept_BL = launch.pack(mask_q_BLD, mask_k_BLD, state_BL)
+        out_BHLK, lse_BHL = launch.forward(q_BHLK, k_BHLK, v_BHLK, (state_BL, bits_BLW, kept_BL, seed), options)
+        maps = (mask_q_BLD, mask_k_BLD, state_BL, seed, bits_BLW, kept_BL)
+        ctx.save_for_backward(*Saved(q_BHLK, k_BHLK, v_BHLK, *maps, out_BHLK, lse_BHL))
+        ctx.options = options
+        return out_BHLK, kept_BL.float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # the decorator's type
+        saved, options = Saved(*ctx.saved_tensors), ctx.options
+        do_BHLK, d_kept_BL = _rows_whole(grads[0]), grads[1].contiguous()
+        dq_BHLK, dk_BHLK, dv_BHLK, delta_BHL = launch.backward(saved, do_BHLK, options)
+        d_maps = launch.map_backward(saved, do_BHLK, delta_BHL, d_kept_BL, options)
+        return dq_BHLK, dk_BHLK, dv_BHLK, *d_maps, None, None
+
+
+def _rows_whole(x_BHLK: Tensor) -> Tensor:
+    """The kernels take any strides but within a head's row."""
+    return x_BHLK if x_BHLK.stride(-1) == 1 else x_BHLK.contiguous()
+
+
+def _seed(device: torch.device, dropout: float) -> Tensor:
+    """Of this call's dropout, from torch's generator: what repeats a pass's random numbers repeats its dropout."""
+    if not dropout:
+        return torch.zeros(1, dtype=torch.int64, device=device)
+    return torch.randint(2**62, (1,), device=device)

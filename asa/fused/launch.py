@@ -1,0 +1,164 @@
+"""Tensors to kernel launches: tile sizes, strides and grids. Imports Triton, so it is itself imported on first use."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asa.fused.attend import forward_kernel, key_kernel, query_kernel
+from asa.fused.maps import pack_kernel, slope_kernel
+from asa.fused.tiles import HEADROOM
+
+# B rows, D width, H heads, K width of one head, L length, W words of 32 keys; M queries, N keys, D columns of one tile
+
+HALF_BITS = 1 << 16  # dropout compares 16 random bits
+
+
+class Options(NamedTuple):
+    """scale: of the attention's scores. dropout: probability. reversal, temperature: ASAConfig's."""
+
+    scale: float
+    dropout: float
+    reversal: float
+    temperature: float
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs; nothing in it is L x L but bits."""
+
+    q_BHLK: Tensor
+    k_BHLK: Tensor
+    v_BHLK: Tensor
+    mask_q_BLD: Tensor
+    mask_k_BLD: Tensor
+    state_BL: Tensor
+    seed: Tensor
+    bits_BLW: Tensor
+    kept_BL: Tensor
+    out_BHLK: Tensor
+    lse_BHL: Tensor
+
+
+def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
+    """Tile sizes and launch settings of a kernel (pack, forward, query, key, slope) for a head of this width.
+
+    Chosen by what the compiler says of registers on sm_90 (tests/fused/test_compile.py); not tuned on a GPU.
+    """
+    wide = dtype == torch.float32
+    K = max(16, 1 << (head - 1).bit_length())  # what the matrix units take
+    large = not wide and kernel in ("forward", "query")
+    shape = {"M": 128 if large else 32 if wide and kernel == "key" else 64, "N": 32 if wide else 64}
+    if kernel != "pack":
+        shape["K"] = K
+    if kernel in ("pack", "slope"):
+        shape["D"] = 32 if wide else 64
+    # fp32 by three tf32 products: close to fp32's own accuracy, and on the matrix units.
+    precision = {"PRECISION": "tf32x3" if wide else "ieee"}
+    few_warps = kernel == "pack" or (wide and K <= 64)
+    return shape | precision | {"num_warps": 4 if few_warps else 8, "num_stages": 2}
+
+
+def spare(dropout: float) -> tuple[int, float]:
+    """(16-bit draws below this are dropped, what rescales the others): the probability as the kernels have it."""
+    threshold = round(dropout * HALF_BITS)
+    return threshold, HALF_BITS / (HALF_BITS - threshold) if threshold < HALF_BITS else 0.0
+
+
+def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, state_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """(bits_BLW, kept_BL), both int32, of the keep map 1[q k^T > 0] where state is 1."""
+    rows, length, width = mask_q_BLD.shape
+    words = _parts(length, 32)
+    bits_BLW = torch.empty(rows, length, words, dtype=torch.int32, device=mask_q_BLD.device)
+    kept_BL = torch.zeros(rows, length, dtype=torch.int32, device=mask_q_BLD.device)
+    options = tiles("pack", mask_q_BLD.dtype, 0)
+    grid = (_parts(length, options["M"]), _parts(length, options["N"]), rows)
+    _run(pack_kernel, grid, mask_q_BLD, mask_k_BLD, state_BL, bits_BLW, kept_BL, length, width, words, **options)
+    return bits_BLW, kept_BL
+
+
+def forward(
+    q_BHLK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, map_: tuple[Tensor, Tensor, Tensor, Tensor], options: Options
+) -> tuple[Tensor, Tensor]:
+    """(context BHLK, which lies in memory as BLHK; lse_BHL). Args: map_ is state_BL, bits_BLW, kept_BL and seed."""
+    rows, heads, length, width = q_BHLK.shape
+    state_BL, bits_BLW, kept_BL, seed = map_
+    out_BHLK = _like(v_BHLK)
+    lse_BHL = torch.empty(rows, heads, length, dtype=torch.float32, device=q_BHLK.device)
+    settings = tiles("forward", q_BHLK.dtype, width)
+    _run(
+        forward_kernel, (_parts(length, settings["M"]), rows * heads),
+        q_BHLK, k_BHLK, v_BHLK, out_BHLK, state_BL, bits_BLW, kept_BL, lse_BHL, seed,
+        *_strides(q_BHLK, k_BHLK, v_BHLK, out_BHLK),
+        heads, length, width, bits_BLW.shape[-1], options.scale, *spare(options.dropout),
+        DROPOUT=options.dropout > 0, **settings,
+    )  # fmt: skip
+    return out_BHLK, lse_BHL
+
+
+def backward(saved: Saved, do_BHLK: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(dq, dk, dv, delta_BHL); the first three are BHLK and lie as BLHK."""
+    q, k, v, out, do = saved.q_BHLK, saved.k_BHLK, saved.v_BHLK, saved.out_BHLK, do_BHLK
+    rows, heads, length, width = q.shape
+    dq, dk, dv, delta_BHL = _like(q), _like(k), _like(v), torch.empty_like(saved.lse_BHL)
+    common = (saved.state_BL, saved.bits_BLW, saved.kept_BL, saved.lse_BHL, delta_BHL, saved.seed)
+    sizes = (heads, length, width, saved.bits_BLW.shape[-1], options.scale, *spare(options.dropout))
+    settings = tiles("query", q.dtype, width)
+    _run(
+        query_kernel, (_parts(length, settings["M"]), rows * heads),
+        q, k, v, out, do, dq, *common, *_strides(q, k, v, out, do, dq), *sizes,
+        DROPOUT=options.dropout > 0, **settings,
+    )  # fmt: skip
+    settings = tiles("key", q.dtype, width)
+    _run(
+        key_kernel, (_parts(length, settings["N"]), rows * heads),
+        q, k, v, do, dk, dv, *common, *_strides(q, k, v, do, dk, dv), *sizes,
+        DROPOUT=options.dropout > 0, **settings,
+    )  # fmt: skip
+    return dq, dk, dv, delta_BHL
+
+
+def map_backward(
+    saved: Saved, do_BHLK: Tensor, delta_BHL: Tensor, d_kept_BL: Tensor, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Gradients of mask_q_BLD and mask_k_BLD: reversed, of attention and of the price on kept units."""
+    q, k, v, do = saved.q_BHLK, saved.k_BHLK, saved.v_BHLK, do_BHLK
+    rows, heads, length, width = q.shape
+    mask_width = saved.mask_q_BLD.shape[-1]
+    dx_BLL = torch.empty(rows, length, length, dtype=saved.mask_q_BLD.dtype, device=q.device)
+    settings = tiles("slope", q.dtype, width)
+    scale = mask_width**-0.5
+    _run(
+        slope_kernel, (_parts(length, settings["M"]), _parts(length, settings["N"]), rows),
+        q, k, v, do, saved.state_BL, saved.bits_BLW, saved.kept_BL, saved.lse_BHL, delta_BHL, saved.seed,
+        saved.mask_q_BLD, saved.mask_k_BLD, d_kept_BL, dx_BLL, *_strides(q, k, v, do),
+        heads, length, width, mask_width, saved.bits_BLW.shape[-1], options.scale, scale / options.temperature,
+        *spare(options.dropout), DROPOUT=options.dropout > 0, **settings,
+    )  # fmt: skip
+    # Multiplied here, inside the products, whose sums are fp32.
+    strength = 1e4 * options.reversal / options.temperature * scale / HEADROOM.value
+    return _times(dx_BLL, saved.mask_k_BLD, strength), _times(dx_BLL.transpose(1, 2), saved.mask_q_BLD, strength)
+
+
+def _run(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
+    """Launch on the device of the first tensor, which need not be the current one."""
+    with torch.cuda.device_of(args[0]):
+        kernel[grid](*args, **settings)
+
+
+def _parts(length: int, size: int) -> int:
+    """Tiles of `size` that cover `length`."""
+    return -(-length // size)
+
+
+def _times(x_BLL: Tensor, y_BLD: Tensor, factor: float) -> Tensor:
+    return torch.baddbmm(torch.empty_like(y_BLD), x_BLL, y_BLD, beta=0, alpha=factor)
+
+
+def _like(x_BHLK: Tensor) -> Tensor:
+    """Uninitialised, with heads side by side in memory, as the projections before and after attention want them."""
+    rows, heads, length, width = x_BHLK.shape
+    return torch.empty(rows, length, heads, width, dtype=x_BHLK.dtype, device=x_BHLK.device).transpose(1, 2)
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [stride for x_BHLK in tensors for stride in x_BHLK.stride()[:3]]

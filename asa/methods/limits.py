@@ -1,0 +1,41 @@
+"""What a method cannot work with that is known before any model is built: one rule for every stage."""
+
+from asa.engine import Precision
+from asa.errors import RequestError
+from asa.methods import METHODS, Method, MethodsConfig
+from asa.methods.ball import BallConfig, inside
+
+HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
+CLIMBS_LIKE = {"asa_freelb": "freelb"}  # methods that read the ball of another
+
+
+def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -> Method:
+    """The method `name`, built. Args: zero, the ZeRO stage, 0 without any; settings, with all presets in them.
+
+    Raises: RequestError for settings that it cannot work with, alone or in this arithmetic or at this stage.
+    """
+    ball = getattr(settings, CLIMBS_LIKE.get(name, name), None)
+    if isinstance(ball, BallConfig):
+        inside(ball)
+    if name == "yopo" and zero == 3:
+        raise RequestError("method yopo runs the first block by itself, which ZeRO 3 does not let it; set --zero 2")
+    for flag, size in _small(name, settings) if precision != "fp32" else ():
+        if size < HALF_SIZE:
+            raise RequestError(
+                f"{flag} = {size:g} drowns in the rounding of {precision}, allowed there: {HALF_SIZE:g} <= {flag};"
+                f" raise --{flag}, or train in fp32 (--precision fp32)"
+            )
+    return METHODS[name](settings)
+
+
+def _small(name: str, settings: MethodsConfig) -> list[tuple[str, float]]:
+    """Flags and values of the perturbations that the method compares the clean prediction with, or starts to climb
+    from."""
+    smooth = {"smart": settings.smart, "alum": settings.alum}.get(name)
+    if smooth is not None and smooth.weight:
+        return [(f"{name}.radius", smooth.radius), (f"{name}.noise", smooth.noise)]
+    if name == "vat" and settings.vat.weight:
+        return [("vat.radius", settings.vat.radius), ("vat.distance", settings.vat.distance)]
+    if name == "r3f" and settings.r3f.weight:
+        return [("r3f.noise", settings.r3f.noise)]
+    return []

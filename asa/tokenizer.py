@@ -1,0 +1,46 @@
+"""Tokenizers of Hugging Face folders and their hash. Apart from hf.py, whose models take seconds to import."""
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from asa.errors import RequestError
+
+
+def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
+    """The fast tokenizer of a local Hugging Face folder. Raises RequestError where there is none, or a damaged one."""
+    if not (folder / "tokenizer.json").is_file():
+        raise RequestError(f"{folder} has no tokenizer.json; give a folder with a fast tokenizer by {flag}")
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    # Whatever a damaged file makes the libraries raise: plain Exceptions, too.
+    except Exception as error:
+        detail = " ".join(str(error).split())[:200]
+        raise RequestError(f"{folder} has a damaged tokenizer ({detail}); give a complete folder by {flag}") from None
+
+
+def for_words(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A tokenizer for lists of words: a byte-level one such as RoBERTa's reads each word with the space before it that
+    it has inside a sentence, and is saved so; any other is returned as it is."""
+    steps: Any = tokenizer.backend_tokenizer.pre_tokenizer  # type: ignore[attr-defined]  # fast tokenizers have it
+    if "ByteLevel" not in str(steps):
+        return tokenizer
+    spaced: Any = copy.deepcopy(tokenizer)
+    steps = spaced.backend_tokenizer.pre_tokenizer
+    for step in steps if isinstance(steps, pre_tokenizers.Sequence) else [steps]:
+        if isinstance(step, pre_tokenizers.ByteLevel):
+            step.add_prefix_space = True
+    # RoBERTa's own class makes its steps anew when it is loaded.
+    spaced.init_kwargs["add_prefix_space"] = spaced.add_prefix_space = True
+    return spaced
+
+
+def vocab_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of the token -> id table and the special tokens: equal hashes mean equal ids for equal text pieces."""
+    table = {"vocab": tokenizer.get_vocab(), "special": tokenizer.special_tokens_map}
+    return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,155 @@
+"""What `step-time` and `memory` take: steps x attention x precision, for every length and batch size."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from transformers import PreTrainedConfig
+
+from asa.batch import Batch
+from asa.config import config
+from asa.engine import Precision
+from asa.errors import RequestError
+from asa.families import family
+from benchmarks.fused import check_kernels, fusible, with_kernels, without_kernels
+from benchmarks.steps import TWIN, StepName, Task, bert_config, cycle, folder_config, names_of, task_batch
+from benchmarks.tables import Recorded
+from benchmarks.updates import Zero, trainer
+
+Step = Callable[[], None]
+Attention = Literal["sdpa", "eager", "compiled", "fused"]
+
+
+@config
+class CasesConfig(Recorded):
+    """Optimizer steps that are compared, on a GPU if there is one."""
+
+    methods: Annotated[tuple[StepName, ...], Field(min_length=1)] = ("vanilla", "asa", "stock", "twin")
+    """Steps by name: any method (freelb-N, pgd-N, smart-N: with N passes or ascents), all for every method, stock for
+    Hugging Face's own step, twin for a straightforward ASA with materialised maps. The first one is what the others are
+    compared with."""
+    task: Task = "mlm"
+    """What the steps train on: mlm or classification."""
+    model: Path | None = None
+    """Hugging Face folder whose shape is taken, with random weights; without it a BERT of `layers` and `width`."""
+    layers: Annotated[int, Field(ge=1, le=96)] = 4
+    """Layers (without `model`)."""
+    width: Annotated[int, Field(ge=64, le=8192, multiple_of=64)] = 256
+    """Hidden width, a multiple of 64 (without `model`)."""
+    lengths: Annotated[tuple[Annotated[int, Field(ge=8, le=8192)], ...], Field(min_length=1)] = (256,)
+    """Tokens per row; a table for each."""
+    batch: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = (8,)
+    """Rows per step; a table for each."""
+    attention: Annotated[tuple[Attention, ...], Field(min_length=1)] = ("sdpa",)
+    """How a step is executed: Hugging Face's eager or sdpa attention, compiled (sdpa, the model by torch.compile), or
+    fused (GPUs only: sdpa, and our kernels under an attack, which the three others go without; a step without
+    adversaries, or whose passes share dropout, is one by sdpa). The twin has its own way and comes once."""
+    precision: Annotated[tuple[Precision, ...], Field(min_length=1)] = ("fp32",)
+    """fp32: torch's own engine. bf16 and fp16 (GPUs only): our steps by DeepSpeed with weights in half precision, the
+    peers under autocast, as each has it."""
+    zero: Zero = 2
+    """DeepSpeed ZeRO stage of our steps in half precision."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """CPU threads torch uses; 0 leaves its own choice."""
+
+
+class Case(NamedTuple):
+    """One of the steps of a table."""
+
+    name: str
+    attention: Attention
+    precision: Precision
+
+
+def cases(request: CasesConfig) -> dict[str, Case]:
+    """The steps of a table by label, which tells what the table has several of."""
+    found: dict[str, Case] = {}
+    for precision in dict.fromkeys(request.precision):
+        for name in names_of(request.methods):
+            ways: list[Attention] = [way_of(name, way) for way in request.attention]
+            for way in dict.fromkeys(ways):
+                words = [name]
+                words += [way] if len(set(request.attention)) > 1 and name != TWIN else []
+                words += [precision] if len(set(request.precision)) > 1 else []
+                found[" ".join(words)] = Case(name, way, precision)
+    return found
+
+
+def way_of(name: str, asked: Attention) -> Attention:
+    """How a step is executed where the table is to have the way `asked`."""
+    if name == TWIN:
+        return "eager"
+    return "sdpa" if asked == "fused" and not fusible(name) else asked
+
+
+def prepare(request: CasesConfig) -> torch.device:
+    """The device. Raises RequestError where precision or torch.compile do not work here."""
+    if request.threads:
+        torch.set_num_threads(request.threads)
+    if "fp16" in request.precision and not torch.cuda.is_available():
+        raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
+    if "fused" in request.attention:
+        check_kernels()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if "compiled" in request.attention:
+        _check_compiler(device)
+    return device
+
+
+def _check_compiler(device: torch.device) -> None:
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(4, device=device))
+    except Exception as error:  # whatever a missing or broken compiler makes torch raise
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise RequestError(
+            f"torch.compile does not work here ({reason}); install a C++ compiler, or leave compiled out of --attention"
+        ) from None
+    # Every step is a model of its own, and there are many: none is to fall back to running as it is.
+    torch._dynamo.config.recompile_limit = 10_000
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def build(request: CasesConfig, case: Case, rows: int, length: int, device: torch.device) -> Step:
+    """A case's step on `rows` of `length`. Raises RequestError for a length that has no positions."""
+    shape = shape_of(request, case.attention, length)
+    batch, compiled = batch_of(request, shape, rows, length, device), case.attention == "compiled"
+    zero = None if case.precision == "fp32" else request.zero
+    train = trainer(shape, case.name, request.task, device, case.precision, compiled, zero)
+    # Each of the other ways without the kernels that torch's own operations would give way to by themselves.
+    fused = case.attention == "fused"
+    run = with_kernels(train, device, cycle(case.name)) if fused else without_kernels(train)
+    return lambda: run(batch)
+
+
+def batch_of(request: CasesConfig, shape: PreTrainedConfig, rows: int, length: int, device: torch.device) -> Batch:
+    return task_batch(request.task, rows, length, shape.vocab_size).to(device)
+
+
+def shape_of(request: CasesConfig, attention: Attention, length: int) -> PreTrainedConfig:
+    """The model's shape. Raises RequestError for a length that has no positions."""
+    implementation = "eager" if attention == "eager" else "sdpa"
+    if request.model is None:
+        shape = bert_config(request.layers, request.width, implementation)
+        shape.max_position_embeddings = max(length, shape.max_position_embeddings)
+        return shape
+    shape = folder_config(request.model, implementation)
+    most = family(shape.model_type).longest(shape)
+    if length > most:
+        raise RequestError(f"lengths = {length}: {request.model} has positions for 8 to {most}; set --lengths")
+    return shape
+
+
+def size(request: CasesConfig, rows: int, length: int) -> str:
+    """The name of a table's batch among those of the request."""
+    return f"{length} tokens" + f", {rows} rows" * (len(request.batch) > 1)
+
+
+def heading(request: CasesConfig, rows: int, length: int, device: torch.device) -> str:
+    """The model, the batch and where it runs."""
+    on_gpu = device.type == "cuda"
+    where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
+    what = request.model.name if request.model else f"BERT {request.layers} x {request.width}"
+    ways, precisions = "/".join(request.attention), "/".join(request.precision)
+    return f"{what}, {request.task}, {rows} rows of {length}, {ways}, {precisions}, {where}"

@@ -1,0 +1,94 @@
+"""Steps with the kernels of asa/fused and without them: they are chosen by themselves wherever they can run."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import torch
+from transformers import PreTrainedConfig
+
+from asa import fused
+from asa.batch import Batch
+from asa.engine import Precision
+from asa.errors import RequestError
+from benchmarks.steps import OPTIONS, PEERS, method_of
+from benchmarks.updates import HALVES, Train
+
+
+@contextmanager
+def kernels(devices: set[str]) -> Iterator[None]:
+    """Inside, the kernels may be chosen on these kinds of device alone."""
+    before = set(fused.DEVICES)
+    fused.DEVICES.clear()
+    fused.DEVICES.update(devices)
+    try:
+        yield
+    finally:
+        fused.DEVICES.clear()
+        fused.DEVICES.update(before)
+
+
+def without_kernels(train: Train) -> Train:
+    """The same steps by torch's own operations."""
+
+    def run(batch: Batch) -> None:
+        with kernels(set()):
+            train(batch)
+
+    return run
+
+
+def fusible(name: str) -> bool:
+    """Whether the step `name` attacks attention, and so that the kernels may do it: not where passes share dropout."""
+    if name in PEERS:
+        return False
+    method = method_of(name)
+    return method.uses_adversary and all(getattr(one, "dropout", None) != "shared" for one in vars(method).values())
+
+
+def with_kernels(train: Train, device: torch.device, steps: int) -> Train:
+    """The same steps by the kernels. Raises RequestError in that one of `steps` by which none has come to them."""
+    from asa.fused import launch  # imports Triton
+
+    asked, left, begin = False, steps, launch.forward
+
+    def noted(*args: object) -> object:
+        nonlocal asked
+        asked = True
+        return begin(*args)  # type: ignore[arg-type]
+
+    def run(batch: Batch) -> None:
+        nonlocal left
+        if asked:
+            with kernels({device.type}):
+                train(batch)
+            return
+        launch.forward = noted  # type: ignore[assignment]
+        try:
+            with kernels({device.type}):
+                train(batch)
+        finally:
+            launch.forward = begin
+        left -= 1
+        if not asked and left <= 0:
+            raise RequestError("the fused kernels take no step of this kind; leave fused out of --attention")
+
+    return run
+
+
+def attention(names: Sequence[str], shape: PreTrainedConfig, rows: int, length: int, precision: Precision) -> str:
+    """The attention of steps that are left to themselves, in a table's words. Args: shape with sdpa."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    heads = shape.num_attention_heads
+    queries = (rows, heads, length, shape.hidden_size // heads)
+    taken = fused.supported(OPTIONS.asa, device, HALVES.get(precision, torch.float32), queries)
+    mine = [name for name in dict.fromkeys(names) if fusible(name)] if taken else []
+    return "sdpa" + f" ({', '.join(mine)} under attack: fused)" * bool(mine)
+
+
+def check_kernels() -> None:
+    """Raises RequestError where nothing can run them."""
+    if not torch.cuda.is_available():
+        raise RequestError("attention fused needs a GPU and none is present; set --attention sdpa")
+    if find_spec("triton") is None:
+        raise RequestError("attention fused needs Triton: pip install triton, or leave fused out of --attention")

@@ -1,0 +1,83 @@
+"""Peak memory of one optimizer step, each in a process of its own: of a GPU if there is one, else of main memory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from asa.config import config
+from benchmarks.cases import Case, CasesConfig, build, cases, heading, prepare, size
+from benchmarks.peak import Peak, peak_bytes
+from benchmarks.plot import check_picture, draw
+from benchmarks.steps import cycle
+from benchmarks.tables import save
+from cli import parse
+
+MEGA = 2**20
+
+
+@config
+class MemoryConfig(CasesConfig):
+    """Peak memory of one optimizer step of training methods and of their peers, on a GPU if there is one."""
+
+    repeats: Annotated[int, Field(ge=1, le=100)] = 1
+    """Processes for each step, which take turns; the median counts."""
+    plot: Path | None = None
+    """Picture of the ratios to write: .png, .svg or .pdf."""
+
+
+def memory(argv: list[str]) -> None:
+    """Peak memory of optimizer steps, each in a process of its own."""
+    request = parse(MemoryConfig, argv, "python -m benchmarks memory")
+    check_picture(request.plot)
+    device = prepare(request)
+    found: dict[str, dict[str, float]] = {}
+    tables: list[str] = []
+    for length in request.lengths:
+        for rows in request.batch:
+            peaks = measure(request, rows, length)
+            found[size(request, rows, length)] = {name: float(one.most) for name, one in peaks.items()}
+            tables.append(report(heading(request, rows, length, device), peaks))
+            print(tables[-1], flush=True)
+            save(request, "memory", argv, "\n\n".join(tables))
+            print(flush=True)
+    if request.plot:
+        draw(found, "peak memory", request.plot)
+
+
+def measure(request: MemoryConfig, rows: int, length: int) -> dict[str, Peak]:
+    """Medians by case."""
+    found = cases(request)
+    peaks: dict[str, list[Peak]] = {label: [] for label in found}
+    for _ in range(request.repeats):
+        for label, case in found.items():
+            peaks[label].append(peak_bytes(_twice, request, case, rows, length))
+    return {label: Peak(*(int(median(part)) for part in zip(*taken, strict=True))) for label, taken in peaks.items()}
+
+
+def _twice(request: MemoryConfig, case: Case, rows: int, length: int) -> object:
+    """The second step has the optimizer's state and a teacher beside it. On a GPU it alone counts, and not
+    what the start took and gave back."""
+    device = prepare(request)
+    step = build(request, case, rows, length, device)
+    for again in (False, True):
+        if again and device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(cycle(case.name)):
+            step()
+    return step
+
+
+def report(heading: str, peaks: Mapping[str, Peak]) -> str:
+    """A line per case: the peak, what of it stays between steps (weights, optimizer) and what a step adds, each of
+    those that count also relative to the first case's."""
+    wide = max(15, *(len(label) + 1 for label in peaks))
+    lines = [f"{heading}; MB", f"{'step':{wide}s}{'peak':>9}{'ratio':>8}{'stays':>9}{'added':>9}{'ratio':>8}"]
+    first = next(iter(peaks.values()))
+    for label, one in peaks.items():
+        line = f"{label:{wide}s}{one.most / MEGA:9.0f}{one.most / first.most:8.3f}{one.stays / MEGA:9.0f}"
+        lines.append(line + f"{one.added / MEGA:9.0f}{one.added / first.added:8.3f}")
+    return "\n".join(lines)

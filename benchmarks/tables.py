@@ -1,0 +1,91 @@
+"""Where benchmarks leave their tables: NAME_MACHINE_DATE.md in one folder, a section per command."""
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from asa.config import config
+from asa.errors import WorkError
+from asa.record import environment
+
+PROCESSORS = Path("/proc/cpuinfo")
+# Where an absolute path begins, and what may be in one: a blank too, unless another path or a flag begins after it.
+_ROOT = r"(?:file:/+|~[\w.-]*/|(?<!:)/+|/(?!/))"
+_FOLDERS = re.compile(rf"(?<![\w./~-]){_ROOT}(?:(?:[^\s,\[\]{{}}'\"]| (?![-/~]))*/)?(?=[^/])")
+
+
+@config
+class Recorded:
+    """What every benchmark takes."""
+
+    results: Path | None = Path("benchmarks/results")
+    """Folder of NAME_MACHINE_DATE.md, which gets the table under the command; null: none is written."""
+
+
+def save(request: Recorded, name: str, argv: Sequence[str], table: str) -> None:
+    """Put a table into the day's file of this benchmark and machine, in the place of an earlier one of the same
+    command, and say where. Raises: WorkError where the folder cannot be written."""
+    if request.results is None:
+        return
+    today = date.today().isoformat()
+    path = request.results / f"{name}_{machine()}_{today}.md"
+    command = shlex.join(["python", "-m", "benchmarks", name, *map(_without_folders, argv)])
+    # Two models of one name in different folders make one command when these are cut.
+    key = hashlib.sha256("\0".join(argv).encode()).hexdigest()[:8]
+    title = f"`{command}` ({key})"
+    try:
+        before = path.read_text().split("\n## ")[1:] if path.is_file() else []
+        kept = [section.rstrip() for section in before if section.splitlines()[0] != title]
+        sections = [*kept, f"{title}\n\n{facts()}\n\n```\n{table.strip()}\n```"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text("\n\n## ".join([f"# {name}, {machine()}, {today}", *sections]) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise WorkError(f"{path} cannot be written: {error.strerror or error}; set --results") from None
+    print(f"in {path}", flush=True)
+
+
+def machine() -> str:
+    """The GPU's name, or cpu with the number of cores."""
+    if torch.cuda.is_available():
+        return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+    return f"cpu{os.cpu_count()}"
+
+
+def facts() -> str:
+    """The machine and what it ran, in a line."""
+    found = environment()
+    where = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    where += [f"{os.cpu_count()} cores{_processor()}", f"load {os.getloadavg()[1]:.1f}"]
+    versions = [f"{name} {found[name]}" for name in ("python", "torch", "transformers", "deepspeed")]
+    return "; ".join([", ".join(where), ", ".join(versions + _commit())])
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it."""
+    text = PROCESSORS.read_text() if PROCESSORS.is_file() else ""
+    named = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return f" ({named[1].strip()})" if named else ""
+
+
+def _commit() -> list[str]:
+    """The checkout's commit, "-dirty" where files differ from it; nothing outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return []
+    return [f"commit {found.stdout.strip()}"] if found.returncode == 0 else []
+
+
+def _without_folders(word: str) -> str:
+    """An argument in which an absolute path has its last part only: a result says nothing of where it was made."""
+    return _FOLDERS.sub("", word)

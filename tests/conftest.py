@@ -1,0 +1,19 @@
+"""Without a GPU, Triton's kernels run in its interpreter, which has to be chosen before Triton is first imported."""
+
+import os
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def environment_as_it_was() -> Iterator[None]:
+    """Commands set variables of their process, which here goes on to other tests: one that finds LOCAL_RANK takes
+    itself for one of several processes."""
+    with mock.patch.dict(os.environ):
+        yield

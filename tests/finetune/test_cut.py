@@ -1,0 +1,67 @@
+"""Words for which --length leaves no place: they are counted, told, and scored as what no model has looked at."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune.loop import train
+from finetune.predictions import load_predictions
+from finetune.sweep import sweep
+from finetune.tasks.batches import encode
+from tests.finetune.conftest import Given, events
+
+LENGTH = 8  # of which [CLS] and [SEP] take two
+
+
+TOLD = "words beyond --length 8, not trained on and scored as O ({}): 8 of train, 8 of dev, 6 of test"
+
+
+def cut_task(folder: Path, row: str) -> dict[str, Any]:
+    """A task of kind token whose rows are all the same one."""
+    own: dict[str, Any] = {"name": "own", "kind": "token", "text": ["words"], "label": "tags", "metrics": ["accuracy"]}
+    for split, count in (("train", 4), ("dev", 4), ("test", 3)):
+        own[split] = [str(folder / f"{split}.jsonl")]
+        (folder / f"{split}.jsonl").write_text(f"{row}\n" * count)
+    return own
+
+
+@pytest.mark.parametrize("outside", ["O", "x"])
+def test_words_beyond_the_length_are_counted_told_and_scored_as_o(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str], outside: str
+) -> None:
+    """Of each row's eight words the last two are cut off: g, whose label is `outside`, and red, whose label is y."""
+    row = json.dumps({"words": [*"abcdefg", "red"], "tags": [outside] * 7 + ["y"]})
+    sweep(given(task=cut_task(tmp_path, row), length=LENGTH, max_steps=1, batch=4))
+    assert f"own: {TOLD.format('tiny')}" in capsys.readouterr().out.splitlines()
+    lines = events(tmp_path / "runs", "tiny-vanilla-0")
+    assert lines[0]["task_facts"]["cut"] == {"train": 8, "dev": 8, "test": 6}
+    these = load_predictions(tmp_path / "runs/own/tiny-vanilla-0/predictions/test.npz")
+    (guesses, *_), names = these.predictions.labels, these.labels
+    assert isinstance(guesses, list)
+    assert len(guesses) == 6
+    hits = sum(names[guess] == outside for guess in guesses) + (outside == "O")
+    assert lines[-1]["test_accuracy"] == pytest.approx(hits / 8)
+
+
+def test_splits_are_encoded_once_when_their_first_run_is_made_and_told_once(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr("finetune.sweep.encode", lambda *rest: (seen.append("encode"), encode(*rest))[1])
+    monkeypatch.setattr("finetune.sweep.train", lambda *rest: (seen.append("train"), train(*rest))[1])
+    asked = given(task=cut_task(tmp_path, json.dumps({"words": [*"abcdefg", "red"], "tags": ["O"] * 7 + ["y"]})))
+    models = dict.fromkeys(("one", "two"), asked["models"]["tiny"])
+    sweep({**asked, "models": models, "seeds": [0, 1], "length": LENGTH, "max_steps": 1, "batch": 4})
+    assert seen == [*["encode"] * 3, "train"] * 2 + ["train"] * 2
+    told = [line for line in capsys.readouterr().out.splitlines() if "beyond" in line]
+    assert told == [f"own: {TOLD.format(name)}" for name in models]
+
+
+def test_nothing_is_told_where_everything_has_a_place(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(given(max_steps=1))
+    assert "beyond" not in capsys.readouterr().out
+    assert "cut" not in events(tmp_path / "runs", "tiny-vanilla-0")[0]["task_facts"]

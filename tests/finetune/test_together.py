@@ -1,0 +1,126 @@
+"""A run that two processes share and one of them fails at: what becomes of it and of the runs after it."""
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asa import record
+from asa.config import save_yaml
+from asa.engine import PlainEngine
+from asa.errors import WorkError
+from asa.methods.vanilla import Vanilla
+from finetune.state import Saver
+from finetune.sweep import sweep
+from finetune.together import FULL, written
+from tests.finetune.conftest import Given, Make, events
+
+FAILING = "tests.finetune.failing:Failing"
+VARIABLES = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+
+
+def together(make: Make, tmp_path: Path, what: str, **changes: Any) -> tuple[list[int], list[str], Path]:
+    """Exit codes and errors of both ranks, and the folder of the runs."""
+    out = tmp_path / "shared"
+    outside = {"rank": 1, "what": what}
+    save_yaml(make(methods=[FAILING, "vanilla"], outside=outside, out=out, **changes), tmp_path / "request.yaml")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        variables = {**os.environ, **VARIABLES, "MASTER_PORT": str(free.getsockname()[1])}
+    command = [sys.executable, "-m", "finetune", "run", "--config", str(tmp_path / "request.yaml")]
+    ranks = []
+    for rank in ("0", "1"):
+        own = {**variables, "RANK": rank, "LOCAL_RANK": rank}
+        ranks.append(subprocess.Popen(command, env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    errors = [process.communicate(timeout=300)[1] for process in ranks]
+    return [process.returncode for process in ranks], errors, out
+
+
+def test_full_memory_on_one_rank_ends_the_run_alone(make: Make, tmp_path: Path) -> None:
+    codes, errors, out = together(make, tmp_path, "memory")
+    assert codes == [1, 1], errors
+    assert f"1 of 2 runs failed (colours/tiny-{FAILING}-0); the first: rank 1: {FULL}" in errors[0]
+    assert events(out, f"tiny-{FAILING}-0")[-1] == {"event": "failed", "step": 3, "error": f"rank 1: {FULL}"}
+    assert events(out, "tiny-vanilla-0")[-1]["event"] == "end"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "engine", "told"),
+    [
+        ("memory", "deepspeed", "error: another rank has ended"),
+        ("bug", "plain", "error: rank 1 failed: KeyError('a bug')"),
+    ],
+)
+def test_what_the_ranks_cannot_go_on_from_ends_all_and_says_why(
+    make: Make, tmp_path: Path, what: str, engine: str, told: str
+) -> None:
+    codes, errors, out = together(make, tmp_path, what, engine=engine)
+    assert codes == [1, 1]
+    assert told in errors[0]
+    assert f"error: rank 1: {FULL}" in errors[1] if what == "memory" else "KeyError: 'a bug'" in errors[1]
+    assert events(out, f"tiny-{FAILING}-0")[-1]["event"] == "failed"
+    assert not list(out.glob(f"*/tiny-vanilla-0/{record.NAME}"))
+
+
+def test_a_failed_run_holds_no_memory_while_others_are_made(given: Given, tmp_path: Path) -> None:
+    asked = given(methods=[FAILING], seeds=[0, 1, 2], outside={"rank": 0, "what": "memory"})
+    gc.collect()
+    before = sum(isinstance(found, PlainEngine) for found in gc.get_objects())
+    with pytest.raises(WorkError, match="3 of 3 runs failed") as caught:
+        sweep(asked)
+    gc.collect()
+    assert caught.value.__cause__ is None
+    assert sum(isinstance(found, PlainEngine) for found in gc.get_objects()) == before
+    assert events(tmp_path / "runs", f"tiny-{FAILING}-2")[-1]["error"] == FULL
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(PlainEngine, "full_state"), (PlainEngine, "restore"), (Vanilla, "after_step"), (Saver, "save")],
+)
+def test_memory_that_ends_outside_of_a_pass_is_a_failed_run_as_well(
+    owner: type, name: str, given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, calls = getattr(owner, name), []
+
+    def full(*rest: Any) -> Any:
+        calls.append(name)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return work(*rest)
+
+    monkeypatch.setattr(owner, name, full)
+    monkeypatch.setattr(Saver, "due", lambda saver: True)
+    with pytest.raises(WorkError, match="1 of 2 runs failed") as caught:
+        sweep(given(seeds=[0, 1], max_steps=2, log_every=1))
+    assert FULL in str(caught.value)
+    last = events(tmp_path / "runs", "tiny-vanilla-0")[-1]
+    assert (last["event"], last["error"]) == ("failed", FULL)
+    assert events(tmp_path / "runs", "tiny-vanilla-1")[-1]["event"] == "end"
+
+
+def test_memory_that_ends_while_a_saved_state_is_read_is_a_failed_run(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*rest: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("finetune.sweep.is_begun", lambda *rest: True)
+    monkeypatch.setattr("finetune.state.resume", full)
+    with pytest.raises(WorkError, match="1 of 1 runs failed") as caught:
+        sweep(given())
+    assert FULL in str(caught.value)
+    assert events(tmp_path / "runs", "tiny-vanilla-0")[-1]["error"] == FULL
+
+
+def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
+    told = r"f\.npz cannot be written: No such file or directory; free some space"
+    with pytest.raises(WorkError, match=told), written(tmp_path / "f.npz"):
+        (tmp_path / "no" / "f").write_text("")

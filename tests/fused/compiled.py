@@ -1,0 +1,81 @@
+"""Compile the kernels, which needs no GPU, and print one JSON line for each variant.
+
+python -m tests.fused.compiled ARCHITECTURE TYPE HEAD_WIDTH DROPOUT ..., such as 90 fp16 64 1 80 bf16 64 0.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from asa.fused import attend, launch, maps
+
+KERNELS: dict[str, Any] = {
+    "pack": maps.pack_kernel,
+    "forward": attend.forward_kernel,
+    "query": attend.query_kernel,
+    "key": attend.key_kernel,
+    "slope": maps.slope_kernel,
+}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+TYPES = {"state_BL": "*i8", "bits_BLW": "*i32", "kept_BL": "*i32", "seed_ptr": "*i64"}
+TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL"), "*fp32")
+TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale"), "fp32")
+TYPES |= dict.fromkeys(("heads", "length", "width", "mask_width", "words", "threshold"), "i32")
+
+
+def signature(kernel: Any, dtype: str) -> dict[str, str]:
+    """Argument types, as a call in this type gives them."""
+    found = {}
+    for name in kernel.arg_names:
+        stride = re.fullmatch(r"\w+_[bhl]", name)
+        found[name] = "constexpr" if name.isupper() else TYPES.get(name, "i32" if stride else f"*{dtype}")
+    return found
+
+
+def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) -> dict[str, Any]:
+    """What the compiler says of one variant: registers, bytes spilled per thread, bytes of shared memory."""
+    kernel, settings = KERNELS[name], launch.tiles(name, DTYPES[dtype], head)
+    options = {key: settings.pop(key) for key in ("num_warps", "num_stages")}
+    if name != "pack":
+        settings["DROPOUT"] = dropout
+    types = signature(kernel, dtype)
+    # What a launch finds out by itself: pointers, strides and widths are multiples of 16.
+    whole = [n for n, key in enumerate(types) if types[key][0] == "*" or "width" in key or re.search("_[bhl]$", key)]
+    attrs = {(n,): [["tt.divisibility", 16]] for n in whole}
+    source = ASTSource(kernel, types, constexprs=settings, attrs=attrs)
+    made = compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    registers, spilled = usage(made.asm["cubin"])
+    units = [unit for unit in ("tcgen05", "wgmma", "mma.sync") if unit in made.asm["ptx"]]
+    asked = {"kernel": name, "architecture": architecture, "dtype": dtype, "head": head, "dropout": dropout, **options}
+    told = {"registers": registers, "spilled": spilled, "shared": made.metadata.shared, "matrix_units": units}
+    return asked | told
+
+
+def usage(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its stack, which hold what registers could not."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return int(found[1]), int(found[2])
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    for architecture, dtype, head, dropout in zip(*(words[n::4] for n in range(4)), strict=True):
+        for name in KERNELS:
+            print(json.dumps(variant(name, int(architecture), dtype, int(head), dropout == "1")), flush=True)
