@@ -169,22 +169,23 @@ def test_each_loss_reaches_its_own_model_and_the_embeddings(name: str) -> None:
 
 
 def test_the_asa_term_is_the_divergence_over_every_real_token() -> None:
-    """Both passes read the same corrupted ids; the term is the mean over labelled tokens of half the symmetric KL."""
+    """Clean and attacked rows are the same corrupted ids; the term is the mean over labelled tokens of half the
+    symmetric KL."""
     seen: list[Tensor] = []
     engine: Any = tiny_engine(module("bert", ASAConfig()))
     tokens = corrupted(masked_batch())
     outputs: list[Tensor] = []
 
     def forward(batch: Batch, *perturb: Any) -> Any:
-        seen.append(batch.inputs["input_ids"])
+        seen.extend(batch.inputs["input_ids"].chunk(2))
         out = engine.module(batch, *perturb)
-        outputs.append(out.logits.detach()[batch.labels != IGNORE].softmax(-1))
+        outputs.extend(out.logits.detach()[batch.labels != IGNORE].softmax(-1).chunk(2))
         return out
 
     engine.forward = forward
     terms = METHODS["asa"](MethodsConfig()).backward(engine, tokens, At(0, 0))
     assert len(seen) == 2
-    assert all(ids_BL is tokens.inputs["input_ids"] for ids_BL in seen)
+    assert all(torch.equal(ids_BL, tokens.inputs["input_ids"]) for ids_BL in seen)
     clean_NC, attacked_NC = outputs
     expected = ((clean_NC - attacked_NC) * (clean_NC / attacked_NC).log()).sum(-1).mean() / 2
     assert terms["asa"].item() == pytest.approx(expected.item(), rel=1e-4)
