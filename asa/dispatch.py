@@ -34,18 +34,20 @@ def forward(
     if seat.products is None:
         return cpu_attention.forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     found, seat.products = seat.products, None
-    attacked, clean = (query, key, value), None
-    free = len(query) - len(found.q_BLD)
-    if free:
-        # Not by slices, whose gradients would each be laid out among zeros and added up.
-        clean, attacked = zip(*(x.split((free, len(found.q_BLD))) for x in attacked), strict=True)
+    attacked = len(found.q_BLD)
+    free = len(query) - attacked
+    # Not by slices, whose gradients would each be laid out among zeros and added up.
+    parts = (x.split((free, attacked)) if free else (x, x) for x in (query, key, value))
+    (free_q, q_BHLK), (free_k, k_BHLK), (free_v, v_BHLK) = parts
     scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
-    context_BHLK, kept_BL = fused_attention(*attacked, *found[:3], scale=scale, dropout=dropout, config=seat.config)
+    context_BHLK, kept_BL = fused_attention(
+        q_BHLK, k_BHLK, v_BHLK, *found[:3], scale=scale, dropout=dropout, config=seat.config
+    )
     found.counted(kept_BL)
     context_BLHK = context_BHLK.transpose(1, 2)
-    if clean is not None:
+    if free:
         mask = None if attention_mask is None else attention_mask[:free]
-        clean_BLHK, _ = forward(module, *clean, mask, dropout, scaling, **kwargs)
+        clean_BLHK, _ = forward(module, free_q, free_k, free_v, mask, dropout, scaling, **kwargs)
         context_BLHK = torch.cat([clean_BLHK, context_BLHK])
     return context_BLHK, None
 

@@ -2,8 +2,9 @@
 
 import gc
 import os
+import sys
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -74,8 +75,11 @@ def engine_of(module: TaskModel, device: torch.device, precision: Precision, zer
 
 def free() -> None:
     """Give back the memory of all steps made so far that nobody holds: none is to be called again."""
-    while _made:
-        _made.pop().destroy()
+    if _made:
+        while _made:
+            _made.pop().destroy()
+        # ZeRO 3 leaves the model here. Not by import, which is asa/zero.py's alone.
+        cast(Any, sys.modules["deepspeed.runtime.zero.parameter_offload"]).FWD_MODULE_STACK.clear()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

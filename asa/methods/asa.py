@@ -79,8 +79,8 @@ def ready(
     maps: Maps = {}
     # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
     noises = [cast(Adversary, maker).noise(batch.pad_BL) for maker in adversary]
-    # Fused attention draws dropout otherwise than the clean pass, which is torch's.
-    fused = "shared" not in (dropout, adversary.config.dropout)
+    # Fused attention draws dropout otherwise than the clean pass, which is torch's, and knows no mask of pairs.
+    fused = "shared" not in (dropout, adversary.config.dropout) and batch.inputs["attention_mask"].dim() < 4
     return attack(adversary, noises, maps, layers, fused), maps
 
 
@@ -111,12 +111,12 @@ def attack(
     fused: bool = False,
 ) -> Attend:
     """The adversaries as makers of keep maps, which are also put into `maps`, by layer: Map, or if `fused` allows the
-    layers that can to make their map themselves, Counted."""
+    layers that can to make their map themselves, Counted: only where every query sees the same keys."""
 
     def attend(site: Site) -> Tensor | Products | None:
         if layers is not None and site.layer not in layers:
             return None
-        if fused and site.fused is not None and _same_keys(site.seen_BLL):
+        if fused and site.fused is not None:
             return _products(cast(Adversary, adversary[site.layer]), site, maps)
         keep: Tensor = adversary[site.layer](site.h_BLD, site.seen_BLL, noises[site.layer])
         maps.setdefault(site.layer, Map(keep, site.seen_BLL))
@@ -125,14 +125,8 @@ def attack(
     return attend
 
 
-def _same_keys(seen_BLL: Tensor) -> bool:
-    """Whether every query sees the same keys, told without a look at the values: a mask of keys is broadcast to
-    queries, one of pairs, which a user can give, is laid out."""
-    return seen_BLL.shape[1] == 1 or seen_BLL.stride(1) == 0
-
-
 def _products(maker: Adversary, site: Site, maps: dict[int, Map | Counted]) -> Products:
-    """What fused attention makes its map of."""
+    """What fused attention makes its map of. Every query of these layers sees the same keys."""
     assert site.fused is not None
     seen_BL = site.seen_BLL[:, 0].expand(len(site.h_BLD), -1)
 

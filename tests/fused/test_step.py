@@ -1,5 +1,6 @@
 """One step with fused attention and one step by step: the same loss, shares and gradients."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from asa.attention import perturbed
 from asa.batch import Kind
 from asa.engine import PlainEngine
 from asa.methods import METHODS, At, MethodsConfig
-from asa.methods.asa import Map, attack
+from asa.methods.asa import Map, ready
 from asa.methods.asa_sparse import ASASparseConfig
 from asa.methods.freelb import FreeLBConfig
 from asa.model import TaskModel
@@ -99,11 +100,12 @@ def test_passes_that_share_their_dropout_are_not_fused(launched: list[int], monk
 
 def attacked(module: TaskModel, mask: Tensor) -> dict[int, Any]:
     """The maps of one attacked pass."""
-    batch, maps = tiny_batch().to(torch.device(DEVICE)), {}
-    assert module.adversary is not None
-    attend = attack(module.adversary, [None] * LAYERS, maps, fused=True)
+    batch = tiny_batch().to(torch.device(DEVICE))
+    batch = replace(batch, inputs=batch.inputs | {"attention_mask": mask})
+    engine = PlainEngine(module, OptimConfig(), steps=10, device=torch.device(DEVICE))
+    attend, maps = ready(engine, batch)
     with perturbed(module.model, Perturb(attend=attend)):
-        module.model(**batch.inputs | {"attention_mask": mask})
+        module.model(**batch.inputs)
     return maps
 
 
