@@ -146,6 +146,7 @@ dist.close()
 """
 
 
+@pytest.mark.slow
 def test_no_model_outlives_its_table(tmp_path: Path) -> None:
     """In a process of its own, as above."""
     tiny_bert().save_pretrained(tmp_path)

@@ -42,6 +42,7 @@ def together(make: Make, tmp_path: Path, what: str, **changes: Any) -> tuple[lis
     return [process.returncode for process in ranks], errors, out
 
 
+@pytest.mark.slow
 def test_full_memory_on_one_rank_ends_the_run_alone(make: Make, tmp_path: Path) -> None:
     codes, errors, out = together(make, tmp_path, "memory")
     assert codes == [1, 1], errors

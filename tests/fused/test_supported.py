@@ -64,6 +64,7 @@ def test_a_triton_that_cannot_compile_is_told_once_and_left_alone(
     assert caplog.messages == ["Triton cannot run here, so attention is not fused: Failed to find C compiler."]
 
 
+@pytest.mark.slow
 def test_without_triton_all_is_as_before() -> None:
     program = """
 import sys
