@@ -30,7 +30,8 @@ __all__ = ["model", "shards"]  # fixtures
 
 CPU = torch.device("cpu")
 DATA = os.environ.get("ASA_DATA")
-sst2 = pytest.mark.skipif(not DATA, reason="ASA_DATA names no folder with SST-2")
+MODEL = Path(__file__).parents[2] / "assets" / "bert-tiny"
+sst2 = pytest.mark.skipif(not (DATA and MODEL.is_dir()), reason="needs ASA_DATA with SST-2, and assets/bert-tiny")
 
 
 @sst2
