@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # B rows, H heads, K width of one head, L length (queries, then keys)
 
@@ -21,27 +20,21 @@ WIDE = (torch.float32, torch.float64)
 BITS = 2**16
 
 
-def forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """What transformers asks of an attention: context BLHK. Torch's own where that is as fast or we do not compute."""
-    large = query.shape[:3].numel() * key.shape[2] >= SMALL
-    ours = large and query.device.type == "cpu" and query.dtype in WIDE and not torch.compiler.is_compiling()
-    slow = round(dropout * BITS) > 0 or (attention_mask is not None and attention_mask.requires_grad)
-    causal = attention_mask is None and (kwargs.get("is_causal") or getattr(module, "is_causal", False))
-    if not (ours and slow and round(dropout * BITS) < BITS) or causal:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    mask, blind_BLH1 = _finite(attention_mask, query.dtype)
-    scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
-    context_BLHK = attend(query, key, value, mask, dropout, scale)
-    return context_BLHK if blind_BLH1 is None else context_BLHK.masked_fill(blind_BLH1, 0), None
+def suits(q_BHLK: Tensor, k_BHLK: Tensor, mask_BHLL: Tensor | None, dropout: float) -> bool:
+    """Whether torch's attention is the slower one, and this one computes the same."""
+    large = q_BHLK.shape[:3].numel() * k_BHLK.shape[2] >= SMALL
+    ours = large and q_BHLK.device.type == "cpu" and q_BHLK.dtype in WIDE and not torch.compiler.is_compiling()
+    slow = round(dropout * BITS) > 0 or (mask_BHLL is not None and mask_BHLL.requires_grad)
+    return ours and slow and round(dropout * BITS) < BITS
+
+
+def context(
+    q_BHLK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, mask_BHLL: Tensor | None, dropout: float, scaling: float
+) -> Tensor:
+    """Context BLHK. Args: mask as torch's attention takes it, bool (True: seen) or added to the scores."""
+    mask, blind_BLH1 = _finite(mask_BHLL, q_BHLK.dtype)
+    context_BLHK = attend(q_BHLK, k_BHLK, v_BHLK, mask, dropout, scaling)
+    return context_BLHK if blind_BLH1 is None else context_BLHK.masked_fill(blind_BLH1, 0)
 
 
 def _finite(mask_BHLL: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:

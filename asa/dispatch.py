@@ -29,17 +29,19 @@ def forward(
     With Products in its seat the module's last rows are attacked; those before them are a clean pass's.
     """
     seat = module._asa_seat
-    if seat.signal.now is None:  # no pass of ours: the model as it was, to the bit
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
     if seat.products is None:
-        return cpu_attention.forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+        causal = attention_mask is None and (kwargs.get("is_causal") or getattr(module, "is_causal", False))
+        # No pass of ours: the model as it was, to the bit.
+        if seat.signal.now is None or causal or not cpu_attention.suits(query, key, attention_mask, dropout):
+            return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+        return cpu_attention.context(query, key, value, attention_mask, dropout, scale), None
     found, seat.products = seat.products, None
     attacked = len(found.q_BLD)
     free = len(query) - attacked
     # Not by slices, whose gradients would each be laid out among zeros and added up.
     parts = (x.split((free, attacked)) if free else (x, x) for x in (query, key, value))
     (free_q, q_BHLK), (free_k, k_BHLK), (free_v, v_BHLK) = parts
-    scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
     context_BHLK, kept_BL = fused_attention(
         q_BHLK, k_BHLK, v_BHLK, *found[:3], scale=scale, dropout=dropout, config=seat.config
     )

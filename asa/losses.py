@@ -128,7 +128,7 @@ def kept_units(keep_BLL: Tensor, pad_BL: Tensor, rows: str) -> Tensor:
     kept_BL = (keep_BLL if keep_BLL.dtype == torch.float64 else keep_BLL.float()).sum(-1)
     if kept_BL.dim() == 3:
         kept_BL = kept_BL.mean(1)
-    return (kept_BL * ~pad_BL if rows == "valid" else kept_BL).sum()
+    return counted_units(kept_BL, pad_BL, rows)
 
 
 def penalty(kept: Tensor, batch: Batch, tau: float) -> Tensor:
@@ -144,8 +144,7 @@ def counted_units(kept_BL: Tensor, pad_BL: Tensor, rows: str) -> Tensor:
 def counted_share(kept_BL: Tensor, seen_BL: Tensor, pad_BL: Tensor) -> Tensor:
     """masked_share of such a map, whose queries all see the same keys."""
     with torch.no_grad():
-        pairs_B, kept_B = (~pad_BL).sum(1) * seen_BL.sum(1), (kept_BL * ~pad_BL).sum(1)
-        return torch.where(pairs_B > 0, 1 - kept_B / pairs_B.clamp_min(1), 0).sum()
+        return _missing(kept_BL, seen_BL.sum(1, keepdim=True), pad_BL)
 
 
 def masked_share(keep_BLL: Tensor, seen_BLL: Tensor, pad_BL: Tensor) -> Tensor:
@@ -154,5 +153,10 @@ def masked_share(keep_BLL: Tensor, seen_BLL: Tensor, pad_BL: Tensor) -> Tensor:
     with torch.no_grad():
         keep_BLL = keep_BLL.mean(1) if keep_BLL.dim() == 4 else keep_BLL
         pairs_BL = seen_BLL.expand(-1, -1, keep_BLL.shape[-1]).sum(-1)
-        pairs_B, kept_B = (pairs_BL * ~pad_BL).sum(1), ((keep_BLL * seen_BLL).sum(-1) * ~pad_BL).sum(1)
-        return torch.where(pairs_B > 0, 1 - kept_B / pairs_B.clamp_min(1), 0).sum()
+        return _missing((keep_BLL * seen_BLL).sum(-1), pairs_BL, pad_BL)
+
+
+def _missing(kept_BL: Tensor, pairs_BL: Tensor, pad_BL: Tensor) -> Tensor:
+    """Sum over rows of the share of real queries' pairs that are not kept."""
+    pairs_B, kept_B = (pairs_BL * ~pad_BL).sum(1), (kept_BL * ~pad_BL).sum(1)
+    return torch.where(pairs_B > 0, 1 - kept_B / pairs_B.clamp_min(1), 0).sum()

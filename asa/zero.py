@@ -114,6 +114,14 @@ class DeepSpeedEngine(_Passes):
             if p.grad is not None:
                 p.grad.zero_()
 
+    def close(self) -> None:
+        """Let go of the model, which DeepSpeed otherwise keeps for the life of the process. No other engine may be at
+        work in it."""
+        from deepspeed.runtime.zero import parameter_offload
+
+        self._engine.destroy()
+        parameter_offload.FWD_MODULE_STACK.clear()
+
     def weights(self) -> dict[str, Tensor]:
         return self.full_state() if self.partitioned else super().weights()
 

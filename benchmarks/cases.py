@@ -53,6 +53,8 @@ class CasesConfig(Recorded):
     """DeepSpeed ZeRO stage of our steps in half precision."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads torch uses; 0 leaves its own choice."""
+    plot: Path | None = None
+    """Picture of the ratios to write: .png, .svg or .pdf."""
 
 
 class Case(NamedTuple):

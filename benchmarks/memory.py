@@ -1,7 +1,6 @@
 """Peak memory of one optimizer step, each in a process of its own: of a GPU if there is one, else of main memory."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -25,8 +24,6 @@ class MemoryConfig(CasesConfig):
 
     repeats: Annotated[int, Field(ge=1, le=100)] = 1
     """Processes for each step, which take turns; the median counts."""
-    plot: Path | None = None
-    """Picture of the ratios to write: .png, .svg or .pdf."""
 
 
 def memory(argv: list[str]) -> None:

@@ -6,7 +6,6 @@ The steps take turns in one process, so that a busy machine slows all alike; wha
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal
 
@@ -51,8 +50,6 @@ class StepTimeConfig(CasesConfig):
     """Rounds before the timed ones."""
     clock: Literal["wall", "processor"] = "wall"
     """wall, or processor: the time of all threads of this process, for CPUs that others use too."""
-    plot: Path | None = None
-    """Picture of the ratios to write: .png, .svg or .pdf."""
 
 
 def step_time(argv: list[str]) -> None:

@@ -2,9 +2,8 @@
 
 import gc
 import os
-import sys
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from benchmarks.steps import PEERS, TWIN, Task, bare_model, method_of, stock_los
 Train = Callable[[Batch], None]
 Zero = Literal[0, 1, 2, 3]
 STEPS = 1_000_000  # of the schedule, which then hardly moves
-_made: list[Any] = []  # DeepSpeed's engines, each of which keeps its model until it is destroyed
+_made: list[Any] = []  # DeepSpeedEngines, each of which keeps its model until it is closed
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -69,17 +68,14 @@ def engine_of(module: TaskModel, device: torch.device, precision: Precision, zer
         dist.init(device.type == "cuda", launched=False)
     # The rows of a micro-batch are for DeepSpeed's own reports only.
     engine = DeepSpeedEngine(module, OptimConfig(), STEPS, device, zero, precision, micro_batch=1)
-    _made.append(engine._engine)
+    _made.append(engine)
     return engine
 
 
 def free() -> None:
     """Give back the memory of all steps made so far that nobody holds: none is to be called again."""
-    if _made:
-        while _made:
-            _made.pop().destroy()
-        # ZeRO 3 leaves the model here. Not by import, which is asa/zero.py's alone.
-        cast(Any, sys.modules["deepspeed.runtime.zero.parameter_offload"]).FWD_MODULE_STACK.clear()
+    while _made:
+        _made.pop().close()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asa import cpu_attention
+from asa import cpu_attention, dispatch
 from asa.adversary import ASAConfig
 from asa.attention import attach, detach, perturbed
 from asa.cpu_attention import attend
@@ -106,7 +106,7 @@ def test_queries_that_see_no_key_get_zeros_as_torchs(kind: str) -> None:
     seen[0, :, 2] = False
     mask = seen if kind == "bool" else torch.zeros(3, 1, 6, 6, dtype=q.dtype).masked_fill(~seen, -torch.inf)
     torch.manual_seed(1)
-    found, _ = cpu_attention.forward(torch.nn.Module(), q, k, v, mask, dropout=0.5, scaling=0.3)
+    found = cpu_attention.context(q, k, v, mask, dropout=0.5, scaling=0.3)
     assert not found[0, 2].any()
     assert found.isfinite().all()
     assert found[0, 3].any()
@@ -114,6 +114,11 @@ def test_queries_that_see_no_key_get_zeros_as_torchs(kind: str) -> None:
 
 @pytest.mark.parametrize(("dropout", "causal"), [(1e-6, False), (1 - 1e-6, False), (0.5, True)])
 def test_what_it_does_not_compute_is_torchs(dropout: float, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_attention, "sdpa_attention_forward", lambda *args, **kwargs: ("torchs", None))
+    monkeypatch.setattr(dispatch, "sdpa_attention_forward", lambda *args, **kwargs: ("torchs", None))
+    model = tiny_bert()
+    attach(model)
+    module = model.base_model.get_submodule("encoder.layer.0.attention.self")
     q, k, v = given(None)
-    assert cpu_attention.forward(torch.nn.Module(), q, k, v, None, dropout, 0.3, is_causal=causal)[0] == "torchs"
+    with perturbed(model):
+        assert dispatch.forward(module, q, k, v, None, dropout, 0.3, is_causal=causal)[0] == "torchs"
+        assert dispatch.forward(module, q, k, v, None, 0.5, 0.3)[0] != "torchs"
