@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from asa.config import config, from_dict, to_dict
 from asa.errors import RequestError
+from asa.typed import Function
 
 FILE = "adversary.safetensors"
 MASKED = -1e4  # score of a masked unit: tau is calibrated for this constant, so it is no option
@@ -78,7 +79,7 @@ class ASAConfig:
         return cls(**(values | changes))
 
 
-class _ReversedThreshold(torch.autograd.Function):
+class _ReversedThreshold(Function):
     """1[x > 0] forwards; backwards the derivative of sigmoid(x / temperature), reversed and scaled.
 
     Written as one function because hard + soft - soft.detach() is not exactly 0 or 1 in low precision.
@@ -100,9 +101,7 @@ class _ReversedThreshold(torch.autograd.Function):
 
 def threshold(x: Tensor, scale: float, temperature: float = 1.0) -> Tensor:
     """1 where x > 0, else 0; the sigmoid's gradient arrives at x reversed, times `scale`."""
-    keep = _ReversedThreshold.apply(x, scale, temperature)
-    assert isinstance(keep, Tensor)
-    return keep
+    return _ReversedThreshold.apply(x, scale, temperature)
 
 
 def logistic_noise(shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -133,7 +132,8 @@ class Adversary(nn.Module):
             q_BLD = F.linear(h_BLD, _wide(self.query.weight), _wide(self.query.bias))
             k_BLD = F.linear(h_BLD, _wide(self.key.weight), _wide(self.key.bias))
             if self.heads > 1:
-                q_BLD, k_BLD = (x_BLD.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x_BLD in (q_BLD, k_BLD))
+                split = (self.heads, -1)
+                q_BLD, k_BLD = (torch.unflatten(x_BLD, -1, split).transpose(1, 2) for x_BLD in (q_BLD, k_BLD))
                 seen_BLL = seen_BLL.unsqueeze(1)
             x_BLL = q_BLD @ k_BLD.transpose(-1, -2) / q_BLD.shape[-1] ** 0.5
             seen_BLL = seen_BLL.to(x_BLL.dtype)
@@ -152,13 +152,13 @@ class Adversary(nn.Module):
         h_BLD = h_BLD.detach().to(self.query.weight.dtype)
         return self.query(h_BLD).to(dtype), self.key(h_BLD).to(dtype)
 
-    def noise(self, pad_BL: Tensor) -> Tensor | None:
+    def noise(self, ids_BL: Tensor) -> Tensor | None:
         """What forward takes as noise for rows of this shape: with mask gumbel a draw, else None."""
         if self.config.mask == "hard":
             return None
-        rows, length = pad_BL.shape
+        rows, length = ids_BL.shape
         shape = (rows, self.heads, length, length) if self.heads > 1 else (rows, length, length)
-        return logistic_noise(shape, pad_BL.device)
+        return logistic_noise(shape, ids_BL.device)
 
 
 def _wide(x: Tensor) -> Tensor:

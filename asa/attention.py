@@ -5,11 +5,11 @@ the module already takes (DeBERTa, whose own masking blocks gradients: into its 
 is to do lies in the model's Signal while the pass lasts, and while activation checkpointing repeats a part of it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,14 @@ from asa.signal import Pass, Perturb, Signal, Tap
 FLOAT_MASKS = ("eager", "sdpa")
 
 
+class _Attached(NamedTuple):
+    """What a base model remembers of `attach`. owner: the whole model."""
+
+    signal: Signal
+    handles: list[Any]
+    owner: PreTrainedModel
+
+
 def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversaries:
     """Make `model` obey `perturbed(model, ...)` and return its (untrained) adversaries.
 
@@ -36,8 +44,8 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
     config = config or ASAConfig()
     found = family(model.config.model_type)
     found.check(model.config)
-    if model.config._attn_implementation not in FLOAT_MASKS:
-        name = model.config._attn_implementation
+    settings: Any = model.config
+    if (name := settings._attn_implementation) not in FLOAT_MASKS:
         raise RequestError(f"attention {name!r} takes no mask with a gradient; load with attn_implementation='sdpa'")
     if config.masked_score == "replaced" and not found.replaceable:
         raise RequestError(
@@ -46,7 +54,7 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
         )
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
-            _refuse_reentrant(module._gradient_checkpointing_func)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            _refuse_reentrant(vars(module)["_gradient_checkpointing_func"])
     detach(model)
     signal = Signal()
     layers = list(model.base_model.get_submodule(found.layers).children())
@@ -59,11 +67,12 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
     norm = model.base_model.get_submodule(found.norm)
     # Partials and not bound methods, which would pickle as attributes that the class has not.
     vars(norm)["forward"] = partial(_norm, norm)
-    vars(model.base_model)["_asa"] = (signal, handles, model)
+    vars(model.base_model)["_asa"] = _Attached(signal, handles, model)
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
-            module._gradient_checkpointing_func = _Recalling(module._gradient_checkpointing_func, signal)  # type: ignore[assignment]
+            own = vars(module)
+            own["_gradient_checkpointing_func"] = _Recalling(own["_gradient_checkpointing_func"], signal)
     made = Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
     wide = model.dtype == torch.float64
     return made.to(model.device, torch.float64 if wide else None) if wide or model.device.type != "cpu" else made
@@ -72,17 +81,17 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
 def detach(model: PreTrainedModel) -> None:
     """Remove what `attach` added; a model that was never attached stays as it is."""
     base = model.base_model
-    if "_asa" not in vars(base):
+    attached: _Attached | None = vars(base).pop("_asa", None)
+    if attached is None:
         return
-    _, handles, owner = vars(base).pop("_asa")
-    for handle in handles:
+    for handle in attached.handles:
         handle.remove()
-    for module in owner.modules():
+    for module in attached.owner.modules():
         unseat(module)
         if isinstance(function := vars(module).get("_gradient_checkpointing_func"), _Recalling):
             vars(module)["_gradient_checkpointing_func"] = function.function
     del vars(base.get_submodule(family(model.config.model_type).norm))["forward"]
-    del vars(owner)["_set_gradient_checkpointing"]
+    del vars(attached.owner)["_set_gradient_checkpointing"]
 
 
 @contextmanager
@@ -92,7 +101,7 @@ def perturbed(
     tap: Tap | None = None,
     rows: Tensor | None = None,
     firsts: Tensor | None = None,
-) -> Iterator[Pass]:
+) -> Generator[Pass]:
     """Inside, an attached model's forward is perturbed.
 
     Args: tap(n, h_BLD) sees what enters block n, and what leaves the last one as the input of a further block; rows are
@@ -100,10 +109,11 @@ def perturbed(
         hidden states at `firsts`, positions there too.
     Raises: RequestError for a model that was not attached.
     """
-    if "_asa" not in vars(model.base_model):
+    attached: _Attached | None = vars(model.base_model).get("_asa")
+    if attached is None:
         raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
     now = Pass(perturb or Perturb(), tap, rows, firsts, [])
-    with vars(model.base_model)["_asa"][0].during(now):
+    with attached.signal.during(now):
         yield now
 
 
@@ -127,11 +137,11 @@ def _norm(module: Any, x_BLD: Tensor) -> Tensor:
     """The embeddings' LayerNorm, which brings a sum that is wider than its weights back to their type."""
     dtype = module.weight.dtype
     if torch.promote_types(x_BLD.dtype, dtype) == dtype:
-        return type(module).forward(module, x_BLD)
+        return module.__class__.forward(module, x_BLD)
     if not isinstance(module, nn.LayerNorm):  # DeBERTa's own, which takes any type
-        return type(module).forward(module, x_BLD).to(dtype)
-    weight, bias = (None if p is None else p.to(x_BLD.dtype) for p in (module.weight, module.bias))
-    return F.layer_norm(x_BLD, module.normalized_shape, weight, bias, module.eps).to(dtype)
+        return module.__class__.forward(module, x_BLD).to(dtype)
+    wide = {name: p.to(x_BLD.dtype) for name, p in module.named_parameters()}
+    return F.layer_norm(x_BLD, module.normalized_shape, wide["weight"], wide.get("bias"), module.eps).to(dtype)
 
 
 def _tap(signal: Signal, block: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -184,6 +194,7 @@ def _set_checkpointing(model: Any, enable: bool = True, **kwargs: Any) -> None:
     """In place of the model's own, which all public ways to switch checkpointing on and off end in."""
     if enable:
         _refuse_reentrant(kwargs["gradient_checkpointing_func"])
-        signal = vars(model.base_model)["_asa"][0]
-        kwargs["gradient_checkpointing_func"] = _Recalling(kwargs["gradient_checkpointing_func"], signal)
-    type(model)._set_gradient_checkpointing(model, enable, **kwargs)
+        base: nn.Module = model.base_model
+        attached: _Attached = vars(base)["_asa"]
+        kwargs["gradient_checkpointing_func"] = _Recalling(kwargs["gradient_checkpointing_func"], attached.signal)
+    model.__class__._set_gradient_checkpointing(model, enable, **kwargs)

@@ -6,6 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from asa.errors import RequestError
+
 Kind = Literal["mlm", "classification", "regression", "choice", "token"]
 IGNORE = -100  # label of an unlabelled token, as Hugging Face has it
 
@@ -37,8 +39,14 @@ class Batch:
 
     @property
     def pad_BL(self) -> Tensor:
-        """True at padding, with choices flattened into rows."""
-        return (self.inputs["attention_mask"] == 0).flatten(0, -2)
+        """True at padding, with choices flattened into rows. Raises RequestError for a mask that is not of tokens."""
+        mask, ids = self.inputs["attention_mask"], self.inputs["input_ids"]
+        if mask.dim() != ids.dim():
+            raise RequestError(
+                f"attention_mask is {list(mask.shape)} where input_ids are {list(ids.shape)}, so it tells no padding;"
+                " give one number per token"
+            )
+        return (mask == 0).flatten(0, -2)
 
     def twice(self) -> "Batch":
         """Its rows, then its rows again; the totals stay, and what all rows share."""

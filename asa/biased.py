@@ -183,7 +183,7 @@ def _weights(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen_BL
 def _biased_scores(module: Any, *args: Any) -> Tensor:
     """DeBERTa's position scores, (B*H)LL in v2 and BHLL in v1, with a keep map's bias on top."""
     seat: Seat = module._asa_seat
-    score = getattr(type(module), seat.family.score_method)(module, *args)
+    score = getattr(module.__class__, seat.family.score_method)(module, *args)
     query: Tensor = args[0]
     # Under autocast v1 has queries in fp32 and scores in half, which it then fills with fp32's minimum, and fails.
     score = score.to(query.dtype) if isinstance(score, Tensor) else score

@@ -64,8 +64,9 @@ def save(
 
     def complete_it() -> None:
         save_file(_plain(method.state_dict()), aside / METHOD)
-        engine.module.model.config.save_pretrained(aside / "hf")
-        tokenizer.save_pretrained(aside / "hf")
+        parts: tuple[Any, ...] = (engine.module.model.config, tokenizer)
+        for part in parts:
+            part.save_pretrained(aside / "hf")
         manifest.write(aside, KIND, everything)
 
     write(complete_it)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from asa.batch import IGNORE
+from asa.typed import Function
 
 # N distributions, C classes or words of the vocabulary
 
@@ -21,19 +22,17 @@ CACHED = 2**17  # logits of a pass that are treated together on a CPU, 0.5 MB; a
 def compare(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
     """Cross entropies of the first N rows (0 where the label is -100), and (KL(p||q) + KL(q||p)) / 2 of each row p and
     its fellow q among the last N. Both of shape N, in fp32 or wider."""
-    found = _Compare.apply(logits_2NC, labels_N)
-    assert isinstance(found, tuple)
-    return found
+    return _Compare.apply(logits_2NC, labels_N)
 
 
-class _Compare(torch.autograd.Function):
+class _Compare(Function):
     @staticmethod
     def forward(ctx: Any, logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(logits_2NC.dtype, torch.float32)
         # Of each row: log of the sum of exponentials, and sum of p (or q) * (log p - log q)
         sums_2N, means_2N = (torch.empty(2, len(labels_N), dtype=wide, device=logits_2NC.device) for _ in range(2))
         entropies_N = torch.empty_like(sums_2N[0])
-        halves = logits_2NC.unflatten(0, (2, len(labels_N)))
+        halves = torch.unflatten(logits_2NC, 0, (2, len(labels_N)))
         for rows in _portions(halves):
             log_2NC = halves[:, rows].to(wide).log_softmax(-1)
             labels = labels_N[rows].masked_fill(labels_N[rows] == IGNORE, 0).unsqueeze(-1)
@@ -52,7 +51,7 @@ class _Compare(torch.autograd.Function):
         real_N = labels_N != IGNORE
         task_N1, half_N1 = (grads[0] * real_N).unsqueeze(-1), grads[1].unsqueeze(-1) / 2
         found_2NC = torch.empty_like(logits_2NC, dtype=sums_2N.dtype)
-        halves, found = (both.unflatten(0, (2, len(labels_N))) for both in (logits_2NC, found_2NC))
+        halves, found = (torch.unflatten(both, 0, (2, len(labels_N))) for both in (logits_2NC, found_2NC))
         for rows in _portions(halves):
             log_2NC = torch.sub(halves[:, rows], sums_2N[:, rows, None], out=found[:, rows])
             gap_NC = log_2NC[0] - log_2NC[1]

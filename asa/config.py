@@ -31,7 +31,7 @@ def config(cls: type[T]) -> type[T]:
 
 def to_dict(value: Any) -> dict[str, Any]:
     """A config as plain data, ready for YAML or JSON."""
-    return pydantic.TypeAdapter(type(value)).dump_python(value, mode="json")
+    return pydantic.TypeAdapter(value.__class__).dump_python(value, mode="json")
 
 
 def from_dict(cls: type[T], values: dict[str, Any]) -> T:

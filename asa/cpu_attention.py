@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from asa.typed import Function
+
 # B rows, H heads, K width of one head, L length (queries, then keys)
 
 CACHED = 2**19  # weights of rows that are treated together, 2 MB
@@ -52,12 +54,10 @@ def attend(
     q_BHLK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, mask_BHLL: Tensor | None, dropout: float, scaling: float
 ) -> Tensor:
     """Context BLHK. Args: mask is added to the scores; its sizes of 1 stand for all."""
-    context_BLHK = _Attend.apply(q_BHLK, k_BHLK, v_BHLK, mask_BHLL, dropout, scaling)
-    assert isinstance(context_BLHK, Tensor)
-    return context_BLHK
+    return _Attend.apply(q_BHLK, k_BHLK, v_BHLK, mask_BHLL, dropout, scaling)
 
 
-class _Attend(torch.autograd.Function):
+class _Attend(Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float

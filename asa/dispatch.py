@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import (
+    sdpa_attention_forward,  # pyright: ignore[reportUnknownVariableType]  # has types in part
+)
 
 from asa import cpu_attention
 from asa.fused import fused_attention
@@ -40,7 +42,7 @@ def forward(
     attacked = len(found.q_BLD)
     free = len(query) - attacked
     # Not by slices, whose gradients would each be laid out among zeros and added up.
-    parts = (x.split((free, attacked)) if free else (x, x) for x in (query, key, value))
+    parts = (x.split_with_sizes((free, attacked)) if free else (x, x) for x in (query, key, value))
     (free_q, q_BHLK), (free_k, k_BHLK), (free_v, v_BHLK) = parts
     context_BHLK, kept_BL = fused_attention(
         q_BHLK, k_BHLK, v_BHLK, *found[:3], scale=scale, dropout=dropout, config=seat.config
@@ -54,4 +56,5 @@ def forward(
     return context_BLHK, None
 
 
-AttentionInterface.register(NAME, forward)
+_interface: Any = AttentionInterface
+_interface.register(NAME, forward)

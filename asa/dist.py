@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as torch_dist
+import torch.distributed
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, Store
-from torch.distributed.distributed_c10d import _get_default_store
-from torch.distributed.rendezvous import rendezvous
+from torch._C._distributed_c10d import HashStore, ProcessGroup, Store
 
 from asa.errors import RequestError, WorkError
+from asa.typed import manual_seed
 
+torch_dist: Any = torch.distributed  # which has types for some of its functions' arguments only
 T = TypeVar("T")
 JOIN = timedelta(minutes=10)  # that ranks may be apart at their start
 
@@ -67,19 +67,19 @@ def gather(value: Any) -> list[Any]:
 _made: list[Any] = []  # the gloo group beside NCCL, once init has made it
 
 
-def _hosts() -> torch_dist.ProcessGroup | None:
+def _hosts() -> ProcessGroup | None:
     """The group whose messages are host memory. None: the only group there is, which is gloo."""
     return _made[0] if _made else None
 
 
 def store() -> Store:
     """The key-value store that the ranks have met through."""
-    return _get_default_store()
+    return torch_dist.distributed_c10d._get_default_store()
 
 
 def seed_all(*parts: int) -> None:
     """Seed torch from (seed, step, ...), so that a resumed run draws what the uninterrupted one drew."""
-    torch.manual_seed(int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]))
+    manual_seed(int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]))
 
 
 def init(cuda: bool, launched: bool, timeout: timedelta | None = None) -> None:
@@ -90,7 +90,7 @@ def init(cuda: bool, launched: bool, timeout: timedelta | None = None) -> None:
     backend = "nccl" if cuda else "gloo"
     if launched:
         # Its own, short timeout: where one machine has failed before, the others need not wait for it long.
-        meeting, rank_, world_ = next(rendezvous("env://", timeout=JOIN))
+        meeting, rank_, world_ = next(torch_dist.rendezvous("env://", timeout=JOIN))
         torch_dist.init_process_group(backend, timeout=timeout, store=meeting, rank=rank_, world_size=world_)
     else:
         torch_dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

@@ -5,7 +5,7 @@ already divided by the totals of the whole step. Both give and take their state 
 fp32, so that what one has saved any other reads.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -106,7 +106,7 @@ class Engine(Protocol):
         ...
 
 
-class _Passes:
+class Passes:
     """What both engines share: probing, ascending, repeatable dropout, the count of applied updates."""
 
     partitioned = False
@@ -145,7 +145,7 @@ class _Passes:
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, torch.nan)
 
     @contextmanager
-    def same_dropout(self) -> Iterator[None]:
+    def same_dropout(self) -> Generator[None]:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         self._dropout_state = (torch.get_rng_state(), cuda)
         try:
@@ -165,7 +165,7 @@ class _Passes:
         return learning_rate(self.optim, self.applied, self.steps)
 
 
-class PlainEngine(_Passes):
+class PlainEngine(Passes):
     """Plain torch in fp32, the reference for DeepSpeed; several processes add their gradients up."""
 
     def __init__(self, module: TaskModel, optim: OptimConfig, steps: int, device: torch.device) -> None:
@@ -182,7 +182,7 @@ class PlainEngine(_Passes):
         return self.module(batch, perturb, tap)
 
     def backward(self, loss: Tensor) -> None:
-        self._vetoed(loss).backward()
+        torch.autograd.backward(self._vetoed(loss))
 
     def step(self, norms: bool = False) -> StepStats:
         for p in self._trainable():
@@ -194,7 +194,7 @@ class PlainEngine(_Passes):
         self._norms.listen(norms)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        norm, applied = self.optimizer._global_grad_norm, not self.optimizer.overflow
+        norm, applied = self.optimizer.grad_norm, not self.optimizer.overflow
         self.applied += int(applied)
         return StepStats(applied, norm, rate, 1.0, *(self._norms.read(norm) if applied else (None, None)))
 

@@ -1,16 +1,19 @@
 """Hugging Face folders: checks, loading of models."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from asa.errors import RequestError
 from asa.families import family
+from asa.typed import manual_seed
 
+MASKED_LM: Any = AutoModelForMaskedLM  # whose methods have types in part
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
@@ -24,11 +27,11 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise RequestError(f"{folder} has no weights ({' or '.join(WEIGHTS)}); give a complete folder by {flag}")
     settings = _read_json(folder / "config.json", flag)
-    kind = settings.get("model_type") if isinstance(settings, dict) else None
+    kind = settings.get("model_type")
     found = family(kind if isinstance(kind, str) else "unknown", flag)
     # Not from the file alone: it may leave out what has the default value.
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = read_config(folder)
     except Exception as error:  # whatever a damaged config.json makes transformers raise
         raise RequestError(f"{folder / 'config.json'} is damaged ({error}); give a complete folder by {flag}") from None
     found.check(config)
@@ -38,16 +41,24 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     if vocab > config.vocab_size:
         raise RequestError(f"{folder} has embeddings for {config.vocab_size} ids, the rows use {vocab}; set {flag}")
     index = folder / WEIGHTS[1]
-    parts = set(_read_json(index, flag)["weight_map"].values()) if index.is_file() else set()
+    parts: set[str] = set(_read_json(index, flag)["weight_map"].values()) if index.is_file() else set()
     if lost := sorted(name for name in parts if not (folder / name).is_file()):
         raise RequestError(f"{folder} lacks {lost[0]}, which {index.name} lists; give a complete folder by {flag}")
 
 
 def _read_json(path: Path, flag: str) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except ValueError:
-        raise RequestError(f"{path} is damaged: it is no JSON; give a complete folder by {flag}") from None
+    found: Any = None
+    with suppress(ValueError):
+        found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+        raise RequestError(f"{path} is damaged: it is no JSON object; give a complete folder by {flag}")
+    return cast("dict[str, Any]", found)
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The config of a model folder, with what its file leaves out."""
+    auto: Any = AutoConfig
+    return auto.from_pretrained(folder)
 
 
 def load_mlm(folder: Path, seed: int) -> tuple[PreTrainedModel, list[str]]:
@@ -55,15 +66,15 @@ def load_mlm(folder: Path, seed: int) -> tuple[PreTrainedModel, list[str]]:
 
     A checkpoint without an MLM head gets one tied to its word embeddings.
     """
-    torch.manual_seed(seed)
+    manual_seed(seed)
     with quiet():
-        model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+        model, info = MASKED_LM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     return model, sorted(info["missing_keys"])
 
 
 def new_mlm(folder: Path) -> PreTrainedModel:
     """A masked-LM model of the architecture in `folder`, weights arbitrary."""
-    return AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder))
+    return MASKED_LM.from_config(read_config(folder))
 
 
 class quiet:

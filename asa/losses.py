@@ -14,6 +14,7 @@ from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
 from asa.compared import compare
 from asa.model import Output
+from asa.typed import Function
 
 # B rows, C classes, D width, L length, M masked positions, V vocabulary, N any number of distributions
 
@@ -27,7 +28,7 @@ def task_loss(out: Output, batch: Batch) -> Tensor:
     return loss / batch.total_labels
 
 
-class _SymmetricKL(torch.autograd.Function):
+class _SymmetricKL(Function):
     """sum (p - q)(log p - log q) / 2 over the last axis.
 
     Both gradients are made in the forward pass, in place: over a vocabulary the memory traffic is what costs.
@@ -50,9 +51,7 @@ class _SymmetricKL(torch.autograd.Function):
 
 def symmetric_kl(log_p_NC: Tensor, log_q_NC: Tensor) -> Tensor:
     """Per row (KL(p||q) + KL(q||p)) / 2 of two log distributions, shape N. Both sides carry gradient."""
-    value = _SymmetricKL.apply(log_p_NC, log_q_NC)
-    assert isinstance(value, Tensor)
-    return value
+    return _SymmetricKL.apply(log_p_NC, log_q_NC)
 
 
 def compared(both: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ def replaceable(folder: Path, kind: str, flag: str) -> None:
 
 
 @contextmanager
-def staging(folder: Path) -> Iterator[Path]:
+def staging(folder: Path) -> Generator[Path]:
     """A fresh sibling folder that becomes `folder` on success and vanishes on any exception."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

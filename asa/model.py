@@ -12,6 +12,7 @@ from asa.adversary import Adversaries, ASAConfig
 from asa.attention import attach, perturbed
 from asa.batch import Batch, Kind
 from asa.signal import Perturb, Tap
+from asa.typed import fork_rng
 
 # B rows, C classes or choices, D width, L length, M masked positions, V vocabulary
 
@@ -73,9 +74,9 @@ class TaskModel(nn.Module):
 
         Not by copy.deepcopy, which would follow an engine's hooks into the engine. No random number of ours is drawn.
         """
-        with torch.random.fork_rng(devices=[]):
+        with fork_rng(devices=[]):
             twin = type(self.model)(copy.deepcopy(self.model.config))
-            return TaskModel(twin.float(), self.kind).eval()
+            return TaskModel(twin, self.kind).float().eval()
 
 
 def _among_answers(model: PreTrainedModel, batch: Batch) -> Tensor:

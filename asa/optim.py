@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from asa import dist
 from asa.config import config
+from asa.typed import vector_norm
 
 ADVERSARY = "adversary."  # how the names of a TaskModel's adversary parameters begin
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -47,11 +48,17 @@ class ClippingAdamW(torch.optim.AdamW):
         self.overflow = False
         self._global_grad_norm: Tensor | float = 0.0
 
+    @property
+    def grad_norm(self) -> Tensor | float:
+        """The last step's, before clipping."""
+        return self._global_grad_norm
+
     def step(self, closure: Any = None) -> Any:
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._global_grad_norm = nn.utils.clip_grad_norm_(parameters, self.clip)
         self.overflow = not bool(torch.isfinite(self._global_grad_norm))
-        return None if self.overflow else super().step(closure)
+        adam: Any = super()
+        return None if self.overflow else adam.step(closure)
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -128,7 +135,7 @@ class PartNorms:
             gradients = [p.grad for p in group["params"] if p.grad is not None]
             if gradients:
                 # In fp64, since the squares of an adversary's small gradients leave fp32's range.
-                norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+                norms = [vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
                 self._squares[group["part"], id(group)] = torch.stack(norms).square().sum()
 
 

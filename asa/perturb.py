@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from asa.typed import vector_norm
+
 # D width of the word embeddings, E examples, L length, N entries of an example's perturbation, R sequences
 
 Ball = Literal["l2", "linf"]
@@ -55,7 +57,7 @@ def start(room: Room, size: float, ball: Ball) -> Tensor:
 def norms(d_RLD: Tensor, room: Room, ball: Ball) -> Tensor:
     """Norm of each example's perturbation, shape E."""
     flat_EN = d_RLD.reshape(room.examples, -1)
-    return flat_EN.norm(dim=1) if ball == "l2" else flat_EN.abs().amax(1)
+    return vector_norm(flat_EN, dim=1) if ball == "l2" else flat_EN.abs().amax(1)
 
 
 def direction(g_RLD: Tensor, room: Room, ball: Ball) -> Tensor:
@@ -67,7 +69,7 @@ def direction(g_RLD: Tensor, room: Room, ball: Ball) -> Tensor:
     # First by the largest entry: squares of entries below 1e-23 would vanish in fp32, those above 1e19 overflow.
     flat_EN = flat_EN / flat_EN.abs().amax(1, keepdim=True)
     if ball == "l2":
-        flat_EN = flat_EN / flat_EN.norm(dim=1, keepdim=True)
+        flat_EN = flat_EN / vector_norm(flat_EN, dim=1, keepdim=True)
     usable_E1 = flat_EN.isfinite().all(1, keepdim=True)
     return torch.where(usable_E1, flat_EN, 0).reshape(g_RLD.shape)
 

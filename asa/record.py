@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -45,7 +45,7 @@ class Record:
     ) -> None:
         self.path = folder / NAME
         self._curves = folder / "tensorboard"
-        self._board: SummaryWriter | None = None
+        self._board: Any = None  # a SummaryWriter, which has no types
         self._wandb: Any = None
         if not active:
             return
@@ -105,7 +105,7 @@ class Record:
 
 
 @contextmanager
-def _refusal_told(path: Path) -> Iterator[None]:
+def _refusal_told(path: Path) -> Generator[None]:
     """Inside, what the system refuses to write to `path` is failed work and no traceback."""
     try:
         yield
@@ -168,7 +168,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    events = []
+    events: list[dict[str, Any]] = []
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
@@ -187,7 +187,8 @@ def finished(path: Path) -> bool:
 
 def numbers(terms: Mapping[str, Tensor]) -> dict[str, Value]:
     """Tensors on any device as plain numbers: the log line's one wait for the device."""
-    return {name: value.tolist() for name, value in terms.items()}
+    tensors: Mapping[str, Any] = terms
+    return {name: value.tolist() for name, value in tensors.items()}
 
 
 def environment() -> dict[str, str]:

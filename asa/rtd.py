@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForPreTraining,
     AutoModelForTokenClassification,
     PreTrainedConfig,
@@ -22,9 +21,10 @@ from asa.adversary import ASAConfig
 from asa.attention import attach
 from asa.batch import IGNORE, Batch
 from asa.errors import RequestError
-from asa.hf import quiet
+from asa.hf import quiet, read_config
 from asa.model import Output, TaskModel, masked_lm
 from asa.signal import Perturb, Tap
+from asa.typed import manual_seed
 
 # B rows, L length, M masked positions, V vocabulary
 
@@ -134,9 +134,9 @@ def load_discriminator(folder: Path, seed: int) -> tuple[PreTrainedModel, list[s
 
     ELECTRA has a class of its own; other families get token classification with one class.
     """
-    torch.manual_seed(seed)
+    manual_seed(seed)
     with quiet():
-        model, info = discriminator_class(AutoConfig.from_pretrained(folder)).from_pretrained(
+        model, info = discriminator_class(read_config(folder)).from_pretrained(
             folder, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32
         )
     return model, sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
@@ -144,7 +144,7 @@ def load_discriminator(folder: Path, seed: int) -> tuple[PreTrainedModel, list[s
 
 def new_discriminator(folder: Path) -> PreTrainedModel:
     """A discriminator of the architecture in `folder`, weights arbitrary."""
-    config = AutoConfig.from_pretrained(folder)
+    config = read_config(folder)
     return discriminator_class(config).from_config(config)
 
 

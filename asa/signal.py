@@ -1,6 +1,6 @@
 """What a forward pass of an attached model is told to do, and how that reaches the hooks inside the model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -71,7 +71,7 @@ class Signal:
     now: Pass | None = None
 
     @contextmanager
-    def during(self, now: Pass | None) -> Iterator[None]:
+    def during(self, now: Pass | None) -> Generator[None]:
         before, self.now = self.now, now
         try:
             yield

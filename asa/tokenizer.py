@@ -17,7 +17,8 @@ def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
     if not (folder / "tokenizer.json").is_file():
         raise RequestError(f"{folder} has no tokenizer.json; give a folder with a fast tokenizer by {flag}")
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        auto: Any = AutoTokenizer
+        return auto.from_pretrained(folder)
     # Whatever a damaged file makes the libraries raise: plain Exceptions, too.
     except Exception as error:
         detail = " ".join(str(error).split())[:200]
@@ -27,8 +28,8 @@ def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
 def for_words(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """A tokenizer for lists of words: a byte-level one such as RoBERTa's reads each word with the space before it that
     it has inside a sentence, and is saved so; any other is returned as it is."""
-    steps: Any = tokenizer.backend_tokenizer.pre_tokenizer  # type: ignore[attr-defined]  # fast tokenizers have it
-    if "ByteLevel" not in str(steps):
+    fast: Any = tokenizer
+    if "ByteLevel" not in str(fast.backend_tokenizer.pre_tokenizer):
         return tokenizer
     spaced: Any = copy.deepcopy(tokenizer)
     steps = spaced.backend_tokenizer.pre_tokenizer

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from asa import dist
 from asa.batch import Batch
-from asa.engine import Precision, State, StepStats, _Passes, set_rate
+from asa.engine import Passes, Precision, State, StepStats, set_rate
 from asa.errors import WorkError
 from asa.model import Output, TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, PartNorms, build_optimizer, set_updates, start
@@ -20,7 +20,7 @@ from asa.zero_settings import MIN_LOSS_SCALE, deepspeed_settings
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # what changes of DeepSpeed's loss scalers
 
 
-class DeepSpeedEngine(_Passes):
+class DeepSpeedEngine(Passes):
     """DeepSpeed ZeRO 0 to 3 with the accumulation window in our hands.
 
     DeepSpeed's own window keeps only the last backward before step() on ZeRO 1 and 2; unmanaged accumulation is exact.
@@ -42,7 +42,7 @@ class DeepSpeedEngine(_Passes):
 
         # On a CPU it would try which of its C++ parts compile, and build the one for inference's all-reduce: a minute,
         # and a lock left behind by a process that is killed meanwhile. Training calls none of them.
-        cast(Any, deepspeed.ops).__compatible_ops__ = {}
+        deepspeed.ops.__compatible_ops__ = {}
         super().__init__(module, optim, steps, device)
         self._zero, self._half, self.partitioned = zero, precision != "fp32", zero == 3
         settings = deepspeed_settings(optim, zero, precision, micro_batch, offload)
@@ -55,8 +55,7 @@ class DeepSpeedEngine(_Passes):
             self._adam = build_optimizer(module, optim)
         # While it is built, DeepSpeed's ZeRO 0 in half precision makes an update, whose weight decay would be applied.
         set_rate(self._adam, 0.0)
-        self._engine, optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
-        self._optimizer = cast(Any, optimizer)
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
         self._norms = PartNorms(self._adam, partitioned=zero > 0)
         self._wholes = self._whole_masters() if zero == 0 else {}
         start(self._adam, self._updated())
@@ -66,7 +65,7 @@ class DeepSpeedEngine(_Passes):
         if precision == "fp16":
             # DeepSpeed changes the scale between the check of the gradients and their division by it.
             self._update_scale = self._optimizer._update_scale
-            self._optimizer._update_scale = lambda overflow: None
+            self._optimizer._update_scale = _later
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         self._restore_dropout()
@@ -154,7 +153,7 @@ class DeepSpeedEngine(_Passes):
         for key in vars(scaler).keys() & counters["scaler"].keys():
             setattr(scaler, key, counters["scaler"][key])
 
-    def _scaler(self) -> Any:
+    def _scaler(self) -> object:
         """What holds the state of the dynamic loss scale; an empty thing outside FP16."""
         if self._update_scale is None:
             return SimpleNamespace()
@@ -214,3 +213,7 @@ class DeepSpeedEngine(_Passes):
                 self._optimizer._reassign_or_swap_out_partitioned_parameters(group)
         else:
             self._optimizer.update_lp_params()
+
+
+def _later(overflow: bool) -> None:
+    """In the place of DeepSpeed's change of the loss scale, which `step` makes."""

@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from asa.batch import Batch
-from asa.engine import Engine, _Passes
+from asa.engine import Engine, Passes
 from asa.methods import At
 from asa.model import Output, TaskModel
 from asa.optim import OptimConfig
@@ -31,7 +31,7 @@ class Cost(NamedTuple):
     flops: float
 
 
-class CountingEngine(_Passes):
+class CountingEngine(Passes):
     """Passes on the bare module, which has what costs matrix products; updates nothing."""
 
     def __init__(self, module: TaskModel) -> None:

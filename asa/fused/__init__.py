@@ -86,6 +86,4 @@ def fused_attention(
     from asa.fused.launch import Options
 
     options = Options(scale, dropout, config.reversal, config.temperature)
-    found = FusedAttention.apply(q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD, seen_BL, options)
-    assert isinstance(found, tuple)
-    return found
+    return FusedAttention.apply(q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD, seen_BL, options)

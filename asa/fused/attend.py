@@ -1,3 +1,5 @@
+# Triton's language has no types: a kernel's arguments are what its launch gives them.
+# pyright: standard
 """The kernels of attention under a bit map: forward, gradient to queries, gradient to keys and values."""
 
 import triton

@@ -8,11 +8,12 @@ from torch.autograd.function import once_differentiable
 
 from asa.fused import launch
 from asa.fused.launch import Options, Saved
+from asa.typed import Function
 
 # B rows, D width, H heads, K width of one head, L length, W words of 32 keys
 
 
-class FusedAttention(torch.autograd.Function):
+class FusedAttention(Function):
     """(context_BHLK, kept_BL) of queries, keys, values and the adversary's two products; asa.fused explains them."""
 
     @staticmethod

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asa.fused.attend import forward_kernel, key_kernel, query_kernel
-from asa.fused.maps import pack_kernel, slope_kernel
+# Kernels have no types.
+from asa.fused.attend import forward_kernel, key_kernel, query_kernel  # pyright: ignore[reportUnknownVariableType]
+from asa.fused.maps import pack_kernel, slope_kernel  # pyright: ignore[reportUnknownVariableType]
 from asa.fused.tiles import HEADROOM
 
 # B rows, D width, H heads, K width of one head, L length, W words of 32 keys; M queries, N keys, D columns of one tile

@@ -1,3 +1,5 @@
+# Triton's language has no types: a kernel's arguments are what its launch gives them.
+# pyright: standard
 """The kernels of the keep map: scores to bits, and the gradient that reaches the scores from all heads.
 
 Neither writes L x L floats; the gradient, L x L of one layer, is the one product that the two matrix products after it

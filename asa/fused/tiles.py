@@ -1,4 +1,8 @@
+# Triton's language has no types: a kernel's arguments are what its launch gives them.
+# pyright: standard
 """What the attention kernels share: one tile of scores as the softmax takes it, and which weights dropout spares."""
+
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -7,7 +11,7 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # the softmax is taken to base 2, which is what the hardware has
 MASKED = tl.constexpr(-1e4)  # asa.adversary.MASKED, which no kernel can read
-HEADROOM = tl.constexpr(256.0)  # of the gradient to the map's scores, whose 1 / 1e4 leaves fp16's normal range
+HEADROOM: Any = tl.constexpr(256.0)  # of the gradient to the map's scores, whose 1 / 1e4 leaves fp16's normal range
 UNSEEN = tl.constexpr(-1e30)  # finite: a tile of padding alone must not give -inf - -inf
 SEEN = tl.constexpr(1)  # a key's state: padding is 0, and 2 where its whole row is padding
 BLIND = tl.constexpr(2)

@@ -7,13 +7,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from asa.batch import Batch
-from asa.engine import _Passes
+from asa.engine import Passes
 from asa.model import Output, TaskModel
 from asa.optim import OptimConfig
 from asa.signal import Perturb, Tap
 
 
-class AcceleratedPasses(_Passes):
+class AcceleratedPasses(Passes):
     """What a method may use of an Engine; the Trainer updates, schedules and saves. `steps`: updates of the whole run.
 
     Autocast is in the model's own forward, where accelerate put it.

@@ -1,7 +1,7 @@
 """What of Hugging Face's Trainer the adversarial one turns down rather than do wrongly or not at all."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import DistributedType
 from transformers import Trainer, TrainingArguments
@@ -26,7 +26,7 @@ def refuse_trainer(trainer: "AdversarialTrainer") -> None:
         raise RequestError(found)
 
 
-def _wrong_args(args: TrainingArguments) -> Iterator[str]:
+def _wrong_args(args: Any) -> Iterator[str]:  # TrainingArguments, which have types in part
     if args.deepspeed:
         yield "deepspeed: its engine would keep the last of a method's backward passes alone; leave deepspeed out"
     if args.fsdp:

@@ -1,6 +1,6 @@
 """AdversarialTrainer: Hugging Face's Trainer with a method of the registry in place of its training step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,22 +8,24 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from asa.adversary import Adversaries
 from asa.batch import Kind
 from asa.engine import Engine
 from asa.errors import RequestError
+from asa.integrations.base import TypedTrainer
 from asa.integrations.passes import AcceleratedPasses, Means
 from asa.integrations.refusals import refuse_args, refuse_trainer
 from asa.integrations.tasks import kind_of, to_batch, totals
 from asa.methods import METHODS, At, MethodsConfig, limits
 from asa.model import TaskModel
+from asa.typed import fork_rng
 
 METHOD_FILE = "method.safetensors"
 
 
-class AdversarialTrainer(Trainer):
+class AdversarialTrainer(TypedTrainer):
     """A Trainer that trains by `method`, a name of asa.methods.METHODS; everything else is Trainer's own.
 
         AdversarialTrainer(model, args, train_dataset=rows, processing_class=tokenizer, method="asa").train()
@@ -76,7 +78,7 @@ class AdversarialTrainer(Trainer):
         if self.model_init is None:
             self._take(self.model)
         refuse_trainer(self)
-        self.add_callback(_Updates(self))
+        self.add_callback(_Updates(self._begin, self._updated))
 
     @property
     def adversary(self) -> Adversaries | None:
@@ -96,7 +98,7 @@ class AdversarialTrainer(Trainer):
                 f"method {self._name!r} takes {self._method.replays} optimizer steps per batch, a Trainer one;"
                 " set another method="
             )
-        with torch.random.fork_rng(devices=[]):  # what the Trainer draws stays what it would draw without us
+        with fork_rng(devices=[]):  # what the Trainer draws stays what it would draw without us
             torch.default_generator.manual_seed(self.args.seed)
             self._task = TaskModel(model, self._kind, self._options.asa if self._method.uses_adversary else None)
 
@@ -163,7 +165,7 @@ class AdversarialTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
-        if self.adversary is not None and self.args.should_save:
+        if self.adversary is not None:  # one process, which saves
             folder = output_dir or self.args.output_dir
             assert folder is not None
             self.adversary.save_pretrained(Path(folder))
@@ -205,11 +207,11 @@ def _read_method(folder: Path, name: str) -> dict[str, Tensor]:
 class _Updates(TrainerCallback):
     """Tells the trainer what it has no method to override for."""
 
-    def __init__(self, trainer: AdversarialTrainer) -> None:
-        self._trainer = trainer
+    def __init__(self, begin: Callable[[], None], updated: Callable[[], None]) -> None:
+        self._begin, self._updated = begin, updated
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._trainer._begin()
+        self._begin()
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self._trainer._updated()
+        self._updated()

@@ -78,7 +78,8 @@ def ready(
     assert adversary is not None, "ASA trains a TaskModel that was built with an ASAConfig"
     maps: Maps = {}
     # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
-    noises = [cast(Adversary, maker).noise(batch.pad_BL) for maker in adversary]
+    ids_BL = batch.inputs["input_ids"].flatten(0, -2)
+    noises = [cast(Adversary, maker).noise(ids_BL) for maker in adversary]
     # Fused attention draws dropout otherwise than the clean pass, which is torch's, and knows no mask of pairs.
     fused = "shared" not in (dropout, adversary.config.dropout) and batch.inputs["attention_mask"].dim() < 4
     return attack(adversary, noises, maps, layers, fused), maps

@@ -16,7 +16,7 @@ from asa.engine import Engine
 from asa.errors import RequestError
 from asa.losses import task_loss
 from asa.methods.asa import Maps, costs, ready
-from asa.methods.ball import begin, climb, dropout, room
+from asa.methods.ball import begin, climb, dropout, inside, room
 from asa.methods.base import At, Stateless
 from asa.methods.freelb import FreeLBConfig
 from asa.model import Output
@@ -34,7 +34,7 @@ class ASAFreeLB(Stateless):
         if freelb.passes < 2:
             raise RequestError("method asa_freelb compares passes; set --freelb.passes to 2 or more")
         self.asa = asa
-        self.freelb = freelb
+        self.freelb = inside(freelb)
         self.passes = freelb.passes
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """What the methods share that climb the loss inside a ball around the word embeddings."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -34,15 +34,22 @@ class BallConfig:
     clean batch."""
 
 
-def inside(options: BallConfig) -> None:
-    """Refuse a start outside the ball, which means nothing: the first ascent would throw most of it away. Not while a
-    config is read, since a preset may come to widen the ball. Raises RequestError."""
+Options = TypeVar("Options", bound=BallConfig)
+
+
+def inside(options: Options) -> Options:
+    """Its argument, for every method that climbs when it is built: a config is read before a preset widens its ball.
+
+    Raises: RequestError for a start outside the ball, which means nothing: the first ascent would throw most of it
+    away.
+    """
     if options.radius is not None and options.start > options.radius:
         group = type(options).__name__.removesuffix("Config").lower()
         raise RequestError(
             f"{group}.start = {options.start:g} is outside the ball, allowed: 0 <= start <= radius, which is"
             f" {options.radius:g}; lower --{group}.start or raise --{group}.radius"
         )
+    return options
 
 
 def room(engine: Engine, batch: Batch) -> Room:
@@ -53,8 +60,7 @@ def room(engine: Engine, batch: Batch) -> Room:
 
 
 def begin(where: Room, options: BallConfig) -> Tensor:
-    """The first perturbation, RLD, a leaf that takes a gradient. Raises RequestError for one outside the ball."""
-    inside(options)
+    """The first perturbation, RLD, a leaf that takes a gradient."""
     return perturb.start(where, options.start, options.ball).requires_grad_()
 
 

@@ -45,8 +45,7 @@ class CreAT(Stateless):
     passes = 2
 
     def __init__(self, options: CreATConfig) -> None:
-        inside(options)
-        self.options = options
+        self.options = inside(options)
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options, where = self.options, room(engine, batch)

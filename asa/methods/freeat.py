@@ -15,7 +15,7 @@ from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
 from asa.losses import task_loss
-from asa.methods.ball import BallConfig, begin, climb, room
+from asa.methods.ball import BallConfig, begin, climb, inside, room
 from asa.methods.base import At, Stateless
 from asa.signal import Perturb
 
@@ -32,7 +32,7 @@ class FreeAT(Stateless):
     """The task loss at a perturbation that is one ascent, and one update, old; that is its term `task` too."""
 
     def __init__(self, options: FreeATConfig) -> None:
-        self.options = options
+        self.options = inside(options)
         self.replays = options.replays
         self._deltas: dict[int, Tensor] = {}  # by micro-batch of the window
 

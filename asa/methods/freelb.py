@@ -16,7 +16,7 @@ from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
 from asa.losses import task_loss
-from asa.methods.ball import BallConfig, Dropout, begin, climb, dropout, room
+from asa.methods.ball import BallConfig, Dropout, begin, climb, dropout, inside, room
 from asa.methods.base import At, Stateless
 from asa.signal import Perturb
 
@@ -43,7 +43,7 @@ class FreeLB(Stateless):
     """The mean of the task losses of all passes."""
 
     def __init__(self, options: FreeLBConfig) -> None:
-        self.options = options
+        self.options = inside(options)
         self.passes = options.passes
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:

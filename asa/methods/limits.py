@@ -3,10 +3,8 @@
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.methods import METHODS, Method, MethodsConfig
-from asa.methods.ball import BallConfig, inside
 
 HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
-CLIMBS_LIKE = {"asa_freelb": "freelb"}  # methods that read the ball of another
 
 
 def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -> Method:
@@ -14,9 +12,6 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
 
     Raises: RequestError for settings that it cannot work with, alone or in this arithmetic or at this stage.
     """
-    ball = getattr(settings, CLIMBS_LIKE.get(name, name), None)
-    if isinstance(ball, BallConfig):
-        inside(ball)
     if name == "yopo" and zero == 3:
         raise RequestError("method yopo runs the first block by itself, which ZeRO 3 does not let it; set --zero 2")
     for flag, size in _small(name, settings) if precision != "fp32" else ():

@@ -54,5 +54,5 @@ class MethodsConfig:
     """Settings of method r_drop."""
     creat: CreATConfig = CreATConfig()
     """Settings of method creat."""
-    outside: dict[str, bool | int | float | str] = field(default_factory=dict)
+    outside: dict[str, bool | int | float | str] = field(default_factory=dict[str, bool | int | float | str])
     """Settings of methods from outside the package, which read them by name."""

@@ -13,7 +13,7 @@ from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
 from asa.losses import task_loss
-from asa.methods.ball import BallConfig, Dropout, begin, climb, dropout, room
+from asa.methods.ball import BallConfig, Dropout, begin, climb, dropout, inside, room
 from asa.methods.base import At, Stateless
 from asa.signal import Perturb
 
@@ -32,7 +32,7 @@ class PGD(Stateless):
     """The task loss at the perturbation that maximises it; term `task` is that loss, no clean one."""
 
     def __init__(self, options: PGDConfig) -> None:
-        self.options = options
+        self.options = inside(options)
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options, where = self.options, room(engine, batch)

@@ -48,7 +48,8 @@ class SMART(Stateless):
         self._restored: dict[str, Tensor] | None = None
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
-        options, terms = self.options, {}
+        options = self.options
+        terms: dict[str, Tensor] = {}
         guide = self._guide(engine, batch) if options.proximal else None
         start_RLD = noise(engine, batch, options) if options.weight else None
         with dropout(engine, options.dropout):

@@ -17,7 +17,7 @@ from asa.config import config
 from asa.engine import Engine
 from asa.errors import RequestError
 from asa.losses import task_loss
-from asa.methods.ball import BallConfig, Dropout, begin, climb, dropout, room
+from asa.methods.ball import BallConfig, Dropout, begin, climb, dropout, inside, room
 from asa.methods.base import At, Stateless
 from asa.perturb import Room, direction
 from asa.signal import Perturb
@@ -49,7 +49,7 @@ class YOPO(Stateless):
     """The mean of the task losses of the full passes."""
 
     def __init__(self, options: YOPOConfig) -> None:
-        self.options = options
+        self.options = inside(options)
         self.passes = options.passes
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:

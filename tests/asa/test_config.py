@@ -1,5 +1,6 @@
 """Configs: what is wrong is refused with one line that names key, value, allowed range and flag."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -120,6 +121,7 @@ def test_print_config_round_trips(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "c.yaml"
     path.write_text(capsys.readouterr().out)
     assert parse(Outer, ["--config", str(path)], "prog") == parse(Outer, flags, "prog")
+    assert set(yaml.safe_load(path.read_text())) == {field.name for field in fields(Outer)}, "defaults are printed too"
 
 
 def test_help_shows_every_field_doc(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import pre_tokenizers
 from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
 from asa import hf
 from asa.errors import RequestError
-from asa.tokenizer import load_tokenizer, vocab_sha256
+from asa.tokenizer import for_words, load_tokenizer, vocab_sha256
 from tests.asa.conftest import tiny_bert, tiny_tokenizer
 
 
@@ -55,6 +56,52 @@ def test_an_unsupported_family_is_refused_by_its_name(folder: Path) -> None:
 def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no tokenizer\.json.*--start"):
         load_tokenizer(tmp_path, "--start")
+
+
+def test_a_damaged_tokenizer_is_one_line_with_the_flag(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(RequestError, match=r"damaged tokenizer .*--start") as caught:
+        load_tokenizer(folder, "--start")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_words_are_read_with_the_space_before_them_by_a_byte_level_tokenizer_alone(sequence: bool) -> None:
+    plain, spaced = tiny_tokenizer(), tiny_tokenizer()
+    step = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    steps = pre_tokenizers.Sequence([pre_tokenizers.Digits(), step]) if sequence else step
+    spaced.backend_tokenizer.pre_tokenizer = steps  # type: ignore[assignment]  # a setter, unknown to the stub
+    assert for_words(plain) is plain
+    cut = [one.backend_tokenizer.pre_tokenizer.pre_tokenize_str("one")[0][0] for one in (spaced, for_words(spaced))]  # type: ignore[attr-defined, union-attr]
+    assert cut == ["one", "Ġone"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        ({"length": 11}, "reads at most 10 tokens, rows have 11; .*--start"),
+        ({"vocab": 41}, "has embeddings for 40 ids, the rows use 41; .*--start"),
+    ],
+)
+def test_a_model_too_small_for_the_rows_is_refused(ask: dict[str, int], message: str, folder: Path) -> None:
+    hf.check_model(folder, "--start", length=10, vocab=40)
+    with pytest.raises(RequestError, match=message):
+        hf.check_model(folder, "--start", **ask)
+
+
+def test_a_lost_part_of_the_weights_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "part-1.safetensors")
+    parts = {"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(parts))
+    with pytest.raises(RequestError, match=r"lacks part-2\.safetensors, which model\.safetensors\.index\.json lists"):
+        hf.check_model(folder, "--start")
+
+
+@pytest.mark.parametrize("text", ["{", '{"model_type": "bert", "hidden_size": "wide"}'])
+def test_a_damaged_config_is_refused(text: str, folder: Path) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(RequestError, match=r"(?s)config\.json is damaged.*--start"):
+        hf.check_model(folder, "--start")
 
 
 def test_a_model_with_its_head_loads_whole(folder: Path) -> None:

@@ -1,0 +1,88 @@
+"""Rank helpers: two processes know the same after each, an error of one ends both; alone all are the identity."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from asa import dist
+from asa.errors import WorkError
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes was told, in the order of ranks."""
+    out = tmp_path_factory.mktemp("told")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "tests.asa.dist_worker", str(out)]
+    ranks = [subprocess.Popen(command, env=variables | {"RANK": str(rank)}) for rank in range(2)]
+    assert [process.wait(timeout=200) for process in ranks] == [0, 0]
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_each_rank_knows_its_place_and_leaves_it(told: list[dict[str, Any]]) -> None:
+    assert [found["place"] for found in told] == [[0, 2, True], [1, 2, False]]
+    assert [found["after"] for found in told] == [[False, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("what", "known"),
+    [
+        ("sum", [3.0]),
+        ("any", [True, False]),
+        ("gathered", [{"rank": 0}, {"rank": 1}]),
+        ("on_main", "made on 0"),
+        ("from_main", [5.0]),
+        ("store", "said"),
+        ("deliberate", ["RequestError", "no such thing"]),
+    ],
+)
+def test_all_ranks_know_the_same(what: str, known: Any, told: list[dict[str, Any]]) -> None:
+    assert [found[what] for found in told] == [known, known]
+
+
+def test_an_unforeseen_error_of_rank_0_is_itself_there_and_failed_work_elsewhere(told: list[dict[str, Any]]) -> None:
+    assert told[0]["unforeseen"] == ["KeyError", "'lost'"]
+    assert told[1]["unforeseen"] == ["WorkError", "rank 0 failed: KeyError('lost')"]
+
+
+def test_a_process_alone_is_rank_0_of_1_with_a_group_and_without() -> None:
+    for group in (False, True):
+        if group:
+            dist.init(cuda=False, launched=False)
+        assert dist.active() == group
+        assert (dist.rank(), dist.world(), dist.is_main()) == (0, 1, True)
+        value = torch.tensor([2.0])
+        assert dist.sum_(value) is value is dist.from_main_(value)
+        assert (dist.any_(True), dist.any_(False), dist.gather("x")) == (True, False, ["x"])
+        assert dist.on_main(lambda: 7) == 7
+        dist.barrier()
+    dist.close()
+    assert not dist.active()
+
+
+@pytest.mark.parametrize("error", [WorkError("torn"), OSError("full")])
+def test_alone_an_error_is_raised_as_it_is(error: Exception) -> None:
+    def work() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        dist.on_main(work)
+    assert caught.value is error
+
+
+def test_draws_follow_from_all_parts_of_the_seed() -> None:
+    drawn = []
+    for parts in ((1, 2), (1, 2), (1, 3), (2, 1)):
+        dist.seed_all(*parts)
+        drawn.append(float(torch.rand(())))
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) == 3

@@ -1,0 +1,14 @@
+"""What this project uses of accelerate, which has no types."""
+
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor
+
+class Accelerator:
+    device: torch.device
+    distributed_type: DistributedType
+    scaler: torch.amp.GradScaler | None
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def backward(self, loss: Tensor) -> None: ...

@@ -1,0 +1,3 @@
+from torch import nn
+
+FWD_MODULE_STACK: list[nn.Module]

@@ -1,0 +1,6 @@
+from pathlib import Path
+
+from torch import Tensor
+
+def load_file(filename: Path | str) -> dict[str, Tensor]: ...
+def save_file(tensors: dict[str, Tensor], filename: Path | str, metadata: dict[str, str] | None = None) -> None: ...
