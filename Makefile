@@ -22,7 +22,7 @@ PRETRAIN_ARGS := --steps 120 --global_batch 32 --micro_batch 16 --optim.lr 3e-4 
 FINETUNE_ARGS := --max_steps 60 --optim.lr 5e-5
 endif
 
-.PHONY: setup quickstart test test-slow test-gpu reliability lint
+.PHONY: setup quickstart test test-slow test-gpu reliability coverage mutations lint docs
 setup: .venv/.done
 
 .venv/.done: pyproject.toml constraints.txt
@@ -46,8 +46,11 @@ quickstart: setup
 	  --out $(RUNS)/finetune $(FINETUNE_ARGS)
 	$(PY) -m finetune report $(RUNS) --out $(RUNS)/report
 
+# Two processes of one thread each. A file stays in one, since its tests may share what took long to make.
+SUITE := pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: setup
-	$(PY) -m pytest
+	OMP_NUM_THREADS=1 $(PY) -m $(SUITE)
 
 test-slow: setup
 	$(PY) -m pytest -m slow
@@ -59,7 +62,27 @@ test-gpu: setup
 reliability: setup
 	$(PY) -m pytest -m reliability
 
+# How much of asa/ its own tests run, branches counted; fails below the share that pyproject.toml names.
+coverage: setup
+	$(PY) -m coverage erase
+	OMP_NUM_THREADS=1 $(PY) -m coverage run -m $(SUITE) tests/asa tests/contract tests/fused tests/integrations tests/precision
+	$(PY) -m coverage combine --quiet
+	$(PY) -m coverage report
+
+# Whether the suite notices a wrong library.
+mutations: setup
+	OMP_NUM_THREADS=1 $(PY) -m tests.mutations
+
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright
+
+# The pages of docs/ and the library's reference; a warning is an error, also of a page that has not changed (-E).
+docs: .venv/.docs
+	$(PY) -m sphinx -q -E -W --keep-going -c docs . build/docs
+	@echo build/docs/index.html
+
+.venv/.docs: .venv/.done
+	$(PY) -m pip install -q -c constraints.txt -e ".[docs]"
+	touch $@

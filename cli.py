@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -20,22 +21,28 @@ T = TypeVar("T")
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
-def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "", notes: str = "") -> T:
+def parse(
+    cls: type[T], argv: Sequence[str], prog: str, positional: str = "", notes: str = "", show_defaults: bool = True
+) -> T:
     """Read `--config FILE` and dotted overrides into `cls`, what comes later having the last word; --help and
     --print_config come with it.
 
-    Args: positional names the field that the arguments before the first flag stand for; notes end the help text.
+    Args: positional names the field that the arguments before the first flag stand for; notes end the help text;
+        show_defaults, for --print_config to print all keys. Not where something comes between defaults and what is
+        given, as fine-tuning's recipes do, which a file of all keys would overrule.
     Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range; RequestError for a stray
         argument or an unknown entry.
     """
-    values = given(cls, argv, prog, positional, notes)
+    values = given(cls, argv, prog, positional, notes, show_defaults)
     try:
         return from_dict(cls, values)
     except RequestError as error:
         fail(str(error))
 
 
-def given(cls: Any, argv: Sequence[str], prog: str, positional: str = "", notes: str = "") -> dict[str, Any]:
+def given(
+    cls: Any, argv: Sequence[str], prog: str, positional: str = "", notes: str = "", show_defaults: bool = False
+) -> dict[str, Any]:
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
     arguments = _bracketed(cls, _with_entries(_named(cls, list(argv), positional)))
     parser = _Parser(prog=prog, description=cls.__doc__, epilog=notes, known=field_names(cls))
@@ -46,7 +53,8 @@ def given(cls: Any, argv: Sequence[str], prog: str, positional: str = "", notes:
         " configs/method/freelb.yaml:mnli. May be given again: each adds its keys.",
     )
     parser.add_class_arguments(cls)
-    namespace = parser.parse_args(arguments, defaults=False)
+    printing = any(part.partition("=")[0] == "--print_config" for part in arguments)  # and then the program ends
+    namespace = parser.parse_args(arguments, defaults=printing and show_defaults)
     return {key: value for key, value in namespace.as_dict().items() if key != "config"}
 
 
@@ -153,6 +161,14 @@ def main(
         print(f"error: no command {name!r}; {did_you_mean(hint)}one of {', '.join(commands)}", file=sys.stderr)
         sys.exit(2)
     sys.exit(guard(lambda: commands[name](rest), quiet))
+
+
+def expect_no_gpu() -> None:
+    """On a machine without GPU tell DeepSpeed so: Hugging Face loads it to save a model, and it would warn of that."""
+    import torch  # takes seconds, and not every command needs it
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def guard(work: Callable[[], None], quiet: bool = False) -> int:

@@ -56,7 +56,7 @@ def _check_pretraining(request: PretrainConfig, nodes: Nodes) -> None:
 def finetune_(argv: list[str]) -> None:
     """Fine-tune tasks x models x methods x seeds, --nproc runs at a time on a device each, or a run on --ranks."""
     prog = "python -m launch finetune [--nproc N | --ranks N]"
-    options, request, rest = read(FinetuneOptions, FinetuneConfig, argv, prog)
+    options, request, rest = read(FinetuneOptions, FinetuneConfig, argv, prog, show_defaults=False)
     commands, settings = finetune_commands(options, rest, reads_the_hub(request))
     # Refuse here, in one line, what every process would refuse.
     Sweep(cli.given(FinetuneConfig, rest, prog))

@@ -59,16 +59,19 @@ class ClusterOptions(Options):
 NEEDS = {"hostfile": ("node_rank", "master_addr", "master_port"), "slurm": ("nodes", "time", "partition", "sbatch")}
 
 
-def read(own: type[Own], stage: type[T], argv: Sequence[str], prog: str) -> tuple[Own, T, list[str]]:
+def read(
+    own: type[Own], stage: type[T], argv: Sequence[str], prog: str, show_defaults: bool = True
+) -> tuple[Own, T, list[str]]:
     """The launcher's options, the stage's request, and the arguments that the stage's processes get.
 
+    Args: show_defaults as cli.parse has it.
     Raises: RequestError for options that are wrong or do not go together; SystemExit as cli.parse does.
     """
     options, rest = take(own, argv)
     if isinstance(options, ClusterOptions):
         refuse_mixed(options)
     try:
-        return options, cli.parse(stage, rest, prog), rest
+        return options, cli.parse(stage, rest, prog, show_defaults=show_defaults), rest
     except SystemExit as end:
         if not end.code and {"-h", "--help"} & set(rest):
             print(describe(own))
