@@ -76,11 +76,13 @@ def inspect(argv: list[str]) -> None:
 
 def tokenizer(argv: list[str]) -> None:
     """DIR ... --out HF_DIR: train a vocabulary on documents."""
-    from cli import parse
+    from cli import expect_no_gpu, parse
     from data_prep.config import TokenizerConfig
     from data_prep.train_tokenizer import train_tokenizer
 
-    train_tokenizer(parse(TokenizerConfig, argv, "data_prep tokenizer", positional="documents"))
+    request = parse(TokenizerConfig, argv, "data_prep tokenizer", positional="documents")
+    expect_no_gpu()
+    train_tokenizer(request)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,13 @@ def run(argv: list[str]) -> None:
     import torch
 
     from asa import dist
-    from cli import given
+    from cli import expect_no_gpu, given
     from finetune.config import FinetuneConfig
     from finetune.sweep import sweep
     from finetune.together import Alone
 
     values = given(FinetuneConfig, argv, "finetune run")
+    expect_no_gpu()
     # In order, so that the terminal gets its cursor back.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # DeepSpeed asks for it even where no launcher has set it.

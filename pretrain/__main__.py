@@ -51,6 +51,7 @@ def rank() -> int:
 def export_(argv: list[str]) -> None:
     """Write a checkpoint as a Hugging Face folder, logits parity asserted."""
     request = cli.parse(ExportConfig, argv, "python -m pretrain export")
+    cli.expect_no_gpu()
     difference = export(request)
     print(f"{request.out}: largest logit difference from the trained module {difference:.1e}")
 

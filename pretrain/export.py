@@ -64,7 +64,8 @@ def export(request: ExportConfig) -> float:
     parts, tokenizer = _parts(trained), load_tokenizer(source / "hf", "--checkpoint")
     with manifest.staging(request.out) as folder:
         for part in parts:
-            part.model.save_pretrained(folder / part.path)
+            with hf.quiet():
+                part.model.save_pretrained(folder / part.path)
             tokenizer.save_pretrained(folder / part.path)
         (folder / "README.md").write_text(card(facts, record.read(_record_of(source)), trained.adversary is not None))
         if trained.adversary is not None:

@@ -61,6 +61,8 @@ def train(config: PretrainConfig, device: torch.device) -> None:
             save_yaml(config, config.out / "config.yaml")
         bar = stack.enter_context(progress_bar(config.method, run.step, config.steps))
         session = Session(run, record, bar, stop, watchdog, Meter(run), time.perf_counter() - run.seconds)
+        if 0 < run.step < config.steps:
+            _record(session, "resume", run.step, {"processes": dist.world()})
         if _steps(session):
             seconds = time.perf_counter() - session.began
             record.end({"seconds": seconds, "tokens": run.step * run.tokens_per_step, "steps": run.step})

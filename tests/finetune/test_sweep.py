@@ -94,6 +94,23 @@ def test_a_finished_run_with_other_weights_is_refused(given: Given, model_folder
         sweep(given(models={"tiny": moved}))
 
 
+def test_a_method_from_outside_counts_by_its_file(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, name = tmp_path / "written_today.py", "written_today:build"
+    file.write_text("from asa.methods.vanilla import Vanilla\n\n\ndef build(settings):\n    return Vanilla()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(METHODS, name, None)  # for monkeypatch to take it out again
+    del METHODS[name]
+    sweep(given(methods=[name]))
+    capsys.readouterr()
+    sweep(given(methods=[name]))
+    assert "finished before" in capsys.readouterr().out
+    file.write_text(file.read_text() + "# changed\n")
+    with pytest.raises(RequestError, match="is a finished run with another method_sha256; set --out"):
+        sweep(given(methods=[name]))
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_model_is_its_weights_its_shape_and_its_tokenizer(name: str, model_folder: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(model_folder, tmp_path / "moved")

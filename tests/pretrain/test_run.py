@@ -45,6 +45,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert losses(broken.out) == losses(whole.out)
     assert [step for step, _ in losses(whole.out)] == [1, 2, 3, 4, 5, 6]
+    resumed = [event for event in record.read(broken.out / record.NAME) if event["event"] == "resume"]
+    assert resumed == [{"event": "resume", "step": 4, "processes": 1}]
 
 
 def test_the_record_has_every_term_of_equation_10_and_heldout_scores(request_: PretrainConfig) -> None:
