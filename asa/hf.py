@@ -33,7 +33,8 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     try:
         config = read_config(folder)
     except Exception as error:  # whatever a damaged config.json makes transformers raise
-        raise RequestError(f"{folder / 'config.json'} is damaged ({error}); give a complete folder by {flag}") from None
+        why = " ".join(str(error).split())
+        raise RequestError(f"{folder / 'config.json'} is damaged ({why}); give a complete folder by {flag}") from None
     found.check(config)
     most = found.longest(config)
     if length > most:

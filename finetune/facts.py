@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from asa import dist, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import to_dict
 from asa.errors import RequestError
-from asa.methods import METHODS, MethodsConfig
+from asa.methods import METHODS, MethodsConfig, source
 from finetune import state
 from finetune.config import FinetuneConfig
 from finetune.model import exported_adversary
@@ -72,18 +71,11 @@ def _inputs(cell: Cell, task: Task) -> dict[str, str]:
     inputs = {"model": str(folder), "model_sha256": weights_sha256(folder), "task_sha256": task.sha256}
     if METHODS[run.method](config).uses_adversary and exported_adversary(run, config):
         inputs["adversary_sha256"] = manifest.file_sha256(folder / ADVERSARY_FILE)
-    if (source := _source(run.method)) is not None:
-        inputs["method_sha256"] = manifest.file_sha256(source)
+    if (file := source(run.method)) is not None:
+        inputs["method_sha256"] = manifest.file_sha256(file)
     if schedule is not None and "random_mask" in groups_read(run.method, config):
         inputs["schedule_sha256"] = manifest.file_sha256(schedule)
     return inputs
-
-
-def _source(method: str) -> Path | None:
-    """The file of a method from outside the package, which its writer may change between two calls."""
-    module, colon, _ = method.partition(":")
-    file = getattr(sys.modules.get(module), "__file__", None) if colon else None
-    return Path(file) if file else None
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from asa import checkpoint, dist, manifest
 from asa.config import to_dict
 from asa.errors import RequestError
+from asa.methods import source
 from pretrain.config import PretrainConfig
 
 # What may differ between the parts of one run: it changes neither an update nor what a figure means. Shards and model
@@ -32,7 +33,9 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] | Non
     facts = manifest.read(found, checkpoint.KIND, "--out")
     mine, theirs = to_dict(config), facts["config"]
     different = [key for key in mine if key not in FREE and mine[key] != theirs.get(key)]
-    different += [name for name, sha256 in inputs(config).items() if facts["inputs"][name] != sha256]
+    different += [
+        name for name, sha256 in inputs(config).items() if facts["inputs"].get(name) != sha256 and name not in different
+    ]
     if different:
         had = ", ".join(f"{key} {_shown(facts, key)}".strip() for key in different)
         raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out")
@@ -45,11 +48,12 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] | Non
 
 
 def inputs(config: PretrainConfig) -> dict[str, str]:
-    """What the run reads, by contents: the shard manifest, which has the hash of every file, and the model's shape."""
-    return {
-        "data": manifest.file_sha256(config.data / manifest.NAME),
-        "model": manifest.file_sha256(config.model / "config.json"),
-    }
+    """What the run reads, by contents: the shard manifest, which has the hash of every file, the model's shape, and the
+    file of a method from outside."""
+    files = {"data": config.data / manifest.NAME, "model": config.model / "config.json"}
+    if (file := source(config.method)) is not None:
+        files["method"] = file
+    return {name: manifest.file_sha256(file) for name, file in files.items()}
 
 
 def _shown(facts: dict, key: str) -> str:

@@ -5,7 +5,9 @@ A method from outside this package is named "module:builder", as docs/adding-a-m
 
 import difflib
 import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, cast
 
 from pydantic import AfterValidator
@@ -30,7 +32,7 @@ from asa.methods.vanilla import Vanilla
 from asa.methods.vat import VAT
 from asa.methods.yopo import YOPO
 
-__all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig"]
+__all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig", "source"]
 
 METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
     "vanilla": lambda config: Vanilla(),
@@ -78,3 +80,10 @@ def _outside(module: str, builder: str) -> Callable[[MethodsConfig], Method]:
 
 
 MethodName = Annotated[str, AfterValidator(_known)]  # a config field that names a method
+
+
+def source(name: str) -> Path | None:
+    """The file of a known method from outside the package, which its writer may change between two calls."""
+    module, colon, _ = name.partition(":")
+    file = getattr(sys.modules.get(module), "__file__", None) if colon else None
+    return Path(file) if file else None

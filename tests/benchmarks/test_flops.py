@@ -22,16 +22,19 @@ def by_hand(length: int) -> dict[str, int]:
     return {VANILLA: vanilla, ASA: 2 * vanilla + adversary, STOCK: linears + attention + length * head}
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("length", [16, 40])
+@pytest.mark.parametrize(("attention", "length"), [("sdpa", 16), ("eager", 40)])
 def test_the_count_is_the_hand_formula(attention: str, length: int) -> None:
     assert step_flops(bert_config(LAYERS, WIDTH, attention), length) == by_hand(length)
 
 
-def test_bert_base_stays_within_its_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("lengths", [(256,), pytest.param((128, 256, 512), marks=pytest.mark.slow)])
+def test_bert_base_stays_within_its_bounds(
+    lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.flops.LENGTHS", lengths)
     flops(["--results", "null"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:5]] == ["128", "256", "512"]
+    assert [line.split()[0] for line in lines[2:-1]] == [str(length) for length in lengths]
     assert lines[-1].startswith("length 256: ASA/vanilla 2.1")
 
 
@@ -73,12 +76,19 @@ PASSES = {  # forwards, backwards, backwards that reach the weights
 }
 
 
-def test_every_methods_passes_are_counted_and_its_flops_follow() -> None:
+# One of each way of passing.
+SOME = ("vanilla", "asa", "random_mask", "freelb", "pgd", "smart", "yopo")
+
+
+@pytest.mark.parametrize("names", [SOME, pytest.param(tuple(METHODS), marks=pytest.mark.slow)])
+def test_every_methods_passes_are_counted_and_its_flops_follow(names: tuple[str, ...]) -> None:
     """A pass is a third forward; a backward that stops at the words is another third."""
-    costs = method_costs(bert_config(LAYERS, WIDTH, "sdpa"), list(METHODS), 16, "mlm")
-    assert {name: one[:3] for name, one in costs.items()} == PASSES
+    assert PASSES.keys() == METHODS.keys()
+    costs = method_costs(bert_config(LAYERS, WIDTH, "sdpa"), list(names), 16, "mlm")
+    passes = {name: PASSES[name] for name in names}
+    assert {name: one[:3] for name, one in costs.items()} == passes
     plain = costs[VANILLA].flops
-    for name, (forwards, backwards, weights) in PASSES.items():
+    for name, (forwards, backwards, weights) in passes.items():
         if name in ("yopo", ASA, "asa_sparse", "asa_freelb"):  # part of a pass is run, or an adversary beside it
             assert plain < costs[name].flops < max(forwards, backwards) * plain * 1.2
             continue

@@ -17,14 +17,18 @@ from tests.data_prep.conftest import dump_xml, page_xml, prose, save_tokenizer
 LENGTH = 24
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
-    """One group for all modules: DeepSpeed keeps the first it sees."""
+    """A group for the tests of a file. DeepSpeed keeps the first that it sees, until it destroys it itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DS_ACCELERATOR", "cpu")
         patch.setenv("LOCAL_RANK", "0")
         dist.init(cuda=False, launched=False)
         yield
+        import deepspeed.comm  # not before DS_ACCELERATOR is set
+
+        if deepspeed.comm.is_initialized():
+            deepspeed.comm.destroy_process_group()
         dist.close()
 
 

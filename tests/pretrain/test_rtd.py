@@ -34,7 +34,7 @@ from pretrain.export import PARITY, ExportConfig, export
 from pretrain.loop import train
 from pretrain.objective import ReplacedTokens
 from tests.pretrain.conftest import LENGTH, make_model
-from tests.pretrain.rtd_worker import CASES, STEPS, build
+from tests.pretrain.rtd_worker import EVERY, QUICK, STEPS, build
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-6
@@ -42,21 +42,24 @@ TOLERANCE = 1e-6
 
 @pytest.fixture(scope="module")
 def updates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every case, computed by one process and by two."""
-    out = tmp_path_factory.mktemp("updates")
-    for world in (1, 2):
+    """The cases of the quick suite, computed by one process and by two."""
+    return computed(tmp_path_factory.mktemp("updates"))
+
+
+def computed(out: Path, *more: str) -> Path:
+    for world in QUICK:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
-        command += ["--master-port", str(port), "-m", "tests.pretrain.rtd_worker", str(out)]
+        command += ["--master-port", str(port), "-m", "tests.pretrain.rtd_worker", str(out), *more]
         settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stderr[-3000:]
     return out
 
 
-@pytest.mark.parametrize(("family", "method", "engine", "slots", "world"), [(*c, n) for c in CASES for n in (1, 2)])
+@pytest.mark.parametrize(("family", "method", "engine", "slots", "world"), [(*c, n) for n in QUICK for c in QUICK[n]])
 def test_update_equals_the_plain_reference(
     updates: Path, family: str, method: str, engine: str, slots: int, world: int
 ) -> None:
@@ -66,6 +69,15 @@ def test_update_equals_the_plain_reference(
     for name, value in expected.items():
         scale = max(1.0, value.abs().max().item())
         assert (found[name] - value).abs().max().item() <= TOLERANCE * scale, name
+
+
+@pytest.mark.slow
+def test_updates_on_every_engine_process_count_and_accumulation(tmp_path: Path) -> None:
+    """The whole product of what the test above takes a part of."""
+    found = computed(tmp_path, "every")
+    for world in QUICK:
+        for case in EVERY:
+            test_update_equals_the_plain_reference(found, *case, world)
 
 
 @pytest.mark.parametrize(("family", "method"), [("bert", "asa"), ("electra", "vanilla")])

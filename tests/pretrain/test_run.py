@@ -12,6 +12,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
 from asa import checkpoint, manifest, record
 from asa.errors import RequestError, WorkError
+from asa.methods import METHODS
 from pretrain import export as export_module
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
@@ -125,6 +126,24 @@ def test_another_model_is_named_and_a_copy_of_the_same_is_not(
     (tmp_path / "copy" / "config.json").write_text(json.dumps(settings | {"num_hidden_layers": 4}))
     with pytest.raises(RequestError, match="holds a run with another model;"):
         newest(replace(finished, model=tmp_path / "copy"), 1)
+
+
+def test_a_changed_file_of_a_method_from_outside_is_another_method(
+    shards: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "plainly.py"
+    file.write_text("from asa.methods.vanilla import Vanilla\n\n\ndef build(settings):\n    return Vanilla()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(METHODS, "plainly:build", None)  # for monkeypatch to take it out again
+    del METHODS["plainly:build"]
+    config = PretrainConfig(
+        data=shards, model=model, out=tmp_path / "run", steps=1, global_batch=8, method="plainly:build"
+    )
+    train(config, CPU)
+    assert newest(config, 1) is not None
+    file.write_text(file.read_text() + "# changed\n")
+    with pytest.raises(RequestError, match="holds a run with another method;"):
+        newest(config, 1)
 
 
 def test_a_run_that_died_before_its_last_line_is_finished_when_started_again(

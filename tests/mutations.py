@@ -1,0 +1,172 @@
+"""Does the suite notice a wrong library? Breaks one important line of asa/ at a time and asks for a test that fails.
+
+`python -m tests.mutations` works in a copy of the tree. Exit code 1 where a mutant survives its test, or a line or a
+test is not found any more.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "assets", "data", "runs", "build", "dist")
+PASSED, FAILED = 0, 1  # exit codes of pytest; others tell that it ran no test
+
+
+class Mutation(NamedTuple):
+    """What is broken; in which file of asa/; the text there, once, and what stands in its place; the test to fail."""
+
+    what: str
+    file: str
+    text: str
+    wrong: str
+    test: str
+
+
+MUTATIONS = (
+    Mutation(
+        "the adversary's gradient is not reversed",
+        "adversary.py",
+        "slope.mul_(-ctx.scale / ctx.temperature)",
+        "slope.mul_(ctx.scale / ctx.temperature)",
+        "asa/test_adversary.py::test_the_gradient_is_the_sigmoids_reversed_and_scaled",
+    ),
+    Mutation(
+        "the keep map is soft",
+        "adversary.py",
+        "return (x > 0).to(x.dtype)",
+        "return torch.sigmoid(x)",
+        "asa/test_adversary.py::test_keep_is_exactly_zero_or_one_in_every_precision",
+    ),
+    Mutation(
+        "the adversary's gradient goes on into the model",
+        "adversary.py",
+        "h_BLD = _wide(h_BLD.detach())",
+        "h_BLD = _wide(h_BLD)",
+        "asa/test_adversary.py::test_hidden_states_get_no_gradient_from_the_adversary",
+    ),
+    Mutation(
+        "padding keys are attended",
+        "biased.py",
+        " * seen_BLL + (1 - seen_BLL) * unseen",
+        " * seen_BLL",
+        "asa/test_families.py::test_what_padding_holds_never_reaches_a_real_position",
+    ),
+    Mutation(
+        "a query that keeps no key stays so",
+        "biased.py",
+        "return keep_BLL * (1 - empty_BL1) + empty_BL1",
+        "return keep_BLL * (1 - empty_BL1)",
+        "asa/test_attention.py::test_a_query_that_keeps_no_real_key_attends_as_if_unmasked",
+    ),
+    Mutation(
+        "the penalty has weight tau",
+        "losses.py",
+        "return tau**2 * kept / batch.total_rows",
+        "return tau * kept / batch.total_rows",
+        "asa/test_losses.py::test_the_penalty_is_tau_squared_times_the_attended_units_of_real_queries_per_row",
+    ),
+    Mutation(
+        "the task's loss is a mean of the micro-batch",
+        "losses.py",
+        "return loss / batch.total_labels",
+        "return loss / (labels != IGNORE).sum()",
+        "asa/test_losses.py::test_the_terms_of_two_pieces_add_up_to_those_of_the_whole",
+    ),
+    Mutation(
+        "a fixed target learns",
+        "losses.py",
+        "clean_NC = clean_NC.detach()",
+        "clean_NC = clean_NC.clone()",
+        "asa/test_losses.py::test_with_stop_gradient_the_clean_pass_learns_nothing",
+    ),
+    Mutation(
+        "a perturbation may leave its ball",
+        "perturb.py",
+        "scale_E1.clamp_max(1)",
+        "scale_E1.clamp_min(1)",
+        "asa/test_methods.py::test_perturbations_stay_in_their_ball_reach_it_and_leave_padding_alone",
+    ),
+    Mutation(
+        "passes that share dropout draw their own masks",
+        "engine.py",
+        "torch.set_rng_state(cpu)",
+        "torch.get_rng_state()",
+        "asa/test_engine.py::test_same_dropout_repeats_the_masks_and_forward_outside_does_not",
+    ),
+    Mutation(
+        "making SMART's teacher moves the random state",
+        "model.py",
+        "fork_rng(devices=[])",
+        "fork_rng(enabled=False)",
+        "asa/test_smart.py::test_the_teacher_has_no_dropout_and_takes_no_random_number_from_the_model",
+    ),
+    Mutation(
+        "gradients are not clipped",
+        "optim.py",
+        "nn.utils.clip_grad_norm_(parameters, self.clip)",
+        'nn.utils.clip_grad_norm_(parameters, float("inf"))',
+        "asa/test_engine.py::test_the_norm_is_told_before_clipping_and_zero_turns_clipping_off",
+    ),
+    Mutation(
+        "a gradient that is not finite is applied",
+        "optim.py",
+        "self.overflow = not bool(torch.isfinite(self._global_grad_norm))",
+        "self.overflow = False",
+        "asa/test_engine.py::test_a_gradient_that_is_not_finite_is_cleared_and_changes_nothing",
+    ),
+    Mutation(
+        "DeepSpeed's mean over ranks is applied in place of the sum",
+        "zero.py",
+        "self._vetoed(loss) * (dist.world() * scale)",
+        "self._vetoed(loss) * scale",
+        "contract/test_engines.py::test_update_equals_the_plain_reference[zero2-asa-2-2]",
+    ),
+    Mutation(
+        "damaged files pass as whole",
+        "manifest.py",
+        'if found != files[name]["sha256"]:',
+        'if len(found) != len(files[name]["sha256"]):',
+        "asa/test_checkpoint.py::test_a_flipped_byte_is_found_before_anything_is_loaded",
+    ),
+)
+
+
+def pytest(tree: Path, *tests: str) -> int:
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]
+    return subprocess.run(command, cwd=tree, capture_output=True).returncode
+
+
+def verdict(tree: Path, mutation: Mutation) -> str:
+    """ "killed", or what is wrong; the tree is left as it was."""
+    file = tree / "asa" / mutation.file
+    right = file.read_text()
+    if right.count(mutation.text) != 1:
+        return f"its text is found {right.count(mutation.text)} times"
+    file.write_text(right.replace(mutation.text, mutation.wrong))
+    code = pytest(tree, mutation.test)
+    file.write_text(right)
+    return {PASSED: "SURVIVED", FAILED: "killed"}.get(code, f"pytest ended with {code}, so no test was run")
+
+
+def main() -> int:
+    """The exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+        if pytest(tree, *(mutation.test for mutation in MUTATIONS)) != PASSED:
+            print("the tests do not pass as the library is; run make test")
+            return 1
+        wrong = 0
+        for mutation in MUTATIONS:
+            found = verdict(tree, mutation)
+            wrong += found != "killed"
+            print(f"{found}: {mutation.what} (asa/{mutation.file}, tests/{mutation.test})", flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
