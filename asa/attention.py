@@ -52,9 +52,9 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
             f"masked_score 'replaced' is the released program's and only for BERT and its like, not for"
             f" {model.config.model_type!r}; set --asa.masked_score shifted"
         )
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            _refuse_reentrant(vars(module)["_gradient_checkpointing_func"])
+    recomputed: list[Any] = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False)]
+    for module in recomputed:
+        _refuse_reentrant(module._gradient_checkpointing_func)
     detach(model)
     signal = Signal()
     layers = list(model.base_model.get_submodule(found.layers).children())
@@ -69,10 +69,8 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
     vars(norm)["forward"] = partial(_norm, norm)
     vars(model.base_model)["_asa"] = _Attached(signal, handles, model)
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            own = vars(module)
-            own["_gradient_checkpointing_func"] = _Recalling(own["_gradient_checkpointing_func"], signal)
+    for module in recomputed:
+        module._gradient_checkpointing_func = _Recalling(module._gradient_checkpointing_func, signal)
     made = Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
     wide = model.dtype == torch.float64
     return made.to(model.device, torch.float64 if wide else None) if wide or model.device.type != "cpu" else made
@@ -140,8 +138,9 @@ def _norm(module: Any, x_BLD: Tensor) -> Tensor:
         return module.__class__.forward(module, x_BLD)
     if not isinstance(module, nn.LayerNorm):  # DeBERTa's own, which takes any type
         return module.__class__.forward(module, x_BLD).to(dtype)
-    wide = {name: p.to(x_BLD.dtype) for name, p in module.named_parameters()}
-    return F.layer_norm(x_BLD, module.normalized_shape, wide["weight"], wide.get("bias"), module.eps).to(dtype)
+    norm: Any = module
+    weight, bias = (None if p is None else p.to(x_BLD.dtype) for p in (norm.weight, norm.bias))
+    return F.layer_norm(x_BLD, norm.normalized_shape, weight, bias, norm.eps).to(dtype)
 
 
 def _tap(signal: Signal, block: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ parameter and writes it whole; loading, it reads and hands out one tensor at a t
 
 Contents: model.safetensors (every parameter whole and in fp32, so that exporting needs no engine),
 exp_avg.safetensors and exp_avg_sq.safetensors (Adam's averages), method.safetensors, hf/ (model config and tokenizer),
-manifest.json with the position. Random numbers need no state: samples, masks and dropout are functions of (seed, step).
+manifest.json with the position. Random numbers need no state: rows, masks and dropout are functions of (seed, step).
 """
 
 import re

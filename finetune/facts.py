@@ -13,7 +13,7 @@ from asa import dist, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import to_dict
 from asa.errors import RequestError
-from asa.methods import METHODS, MethodsConfig, source
+from asa.methods import METHODS, MethodsConfig, source_sha256
 from finetune import state
 from finetune.config import FinetuneConfig
 from finetune.model import exported_adversary
@@ -71,8 +71,8 @@ def _inputs(cell: Cell, task: Task) -> dict[str, str]:
     inputs = {"model": str(folder), "model_sha256": weights_sha256(folder), "task_sha256": task.sha256}
     if METHODS[run.method](config).uses_adversary and exported_adversary(run, config):
         inputs["adversary_sha256"] = manifest.file_sha256(folder / ADVERSARY_FILE)
-    if (file := source(run.method)) is not None:
-        inputs["method_sha256"] = manifest.file_sha256(file)
+    if (sha256 := source_sha256(run.method)) is not None:
+        inputs["method_sha256"] = sha256
     if schedule is not None and "random_mask" in groups_read(run.method, config):
         inputs["schedule_sha256"] = manifest.file_sha256(schedule)
     return inputs

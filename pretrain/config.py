@@ -49,7 +49,7 @@ class PretrainConfig(MethodsConfig):
     steps: Annotated[int, Field(ge=1)] = 20_000
     """Optimizer steps."""
     global_batch: Annotated[int, Field(ge=1)] = 1024
-    """Rows per optimizer step over all processes; the samples of a step depend on it and the seed alone."""
+    """Rows per optimizer step over all processes; the rows of a step depend on it and the seed alone."""
     micro_batch: Annotated[int, Field(ge=1)] = 128
     """Rows per forward pass of one process at most; the largest that divides its share of global_batch is taken."""
     mask_share: Annotated[float, Field(gt=0, le=0.5)] = 0.15

@@ -1,4 +1,4 @@
-"""Rows -> batches, as a pure function of (seed, step): the same samples and masks for any number of processes."""
+"""Rows -> batches, as a pure function of (seed, step): the same rows and masks for any number of processes."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path

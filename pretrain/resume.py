@@ -9,7 +9,7 @@ from pathlib import Path
 from asa import checkpoint, dist, manifest
 from asa.config import to_dict
 from asa.errors import RequestError
-from asa.methods import source
+from asa.methods import source_sha256
 from pretrain.config import PretrainConfig
 
 # What may differ between the parts of one run: it changes neither an update nor what a figure means. Shards and model
@@ -43,17 +43,19 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] | Non
         for line in wrong:
             tell(f"warning: {line}; continuing from {found.name} instead")
         if facts["world"] != world:
-            tell(f"from {facts['world']} to {world} processes: the samples are the same, dropout is drawn anew")
+            tell(f"from {facts['world']} to {world} processes: the rows are the same, dropout is drawn anew")
     return found
 
 
 def inputs(config: PretrainConfig) -> dict[str, str]:
     """What the run reads, by contents: the shard manifest, which has the hash of every file, the model's shape, and the
     file of a method from outside."""
-    files = {"data": config.data / manifest.NAME, "model": config.model / "config.json"}
-    if (file := source(config.method)) is not None:
-        files["method"] = file
-    return {name: manifest.file_sha256(file) for name, file in files.items()}
+    found = {
+        "data": manifest.file_sha256(config.data / manifest.NAME),
+        "model": manifest.file_sha256(config.model / "config.json"),
+    }
+    method = source_sha256(config.method)
+    return found if method is None else found | {"method_sha256": method}
 
 
 def _shown(facts: dict, key: str) -> str:

@@ -5,13 +5,13 @@ A method from outside this package is named "module:builder", as docs/adding-a-m
 
 import difflib
 import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, cast
 
 from pydantic import AfterValidator
 
+from asa.manifest import file_sha256
 from asa.methods.alum import ALUM
 from asa.methods.asa import ASA
 from asa.methods.asa_freelb import ASAFreeLB
@@ -32,7 +32,7 @@ from asa.methods.vanilla import Vanilla
 from asa.methods.vat import VAT
 from asa.methods.yopo import YOPO
 
-__all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig", "source"]
+__all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig", "source_sha256"]
 
 METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
     "vanilla": lambda config: Vanilla(),
@@ -55,6 +55,9 @@ METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
 }
 
 
+_loaded: dict[str, str] = {}  # modules from outside, with the sha256 that their files had when they were loaded
+
+
 def _known(name: str) -> str:
     if name in METHODS:
         return name
@@ -69,11 +72,14 @@ def _known(name: str) -> str:
 
 def _outside(module: str, builder: str) -> Callable[[MethodsConfig], Method]:
     try:
-        found = getattr(importlib.import_module(module), builder)
+        loaded = importlib.import_module(module)
+        found = getattr(loaded, builder)
     except (Exception, SystemExit) as error:  # anything may go wrong in a module of somebody else's
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
     else:
         if callable(found):
+            if loaded.__file__:
+                _loaded.setdefault(module, file_sha256(Path(loaded.__file__)))
             return cast("Callable[[MethodsConfig], Method]", found)
         why = f"{builder} of {module} is not callable"
     raise ValueError(f"{why}; allowed: MODULE:BUILDER of a module that Python finds from where the command is started")
@@ -82,8 +88,7 @@ def _outside(module: str, builder: str) -> Callable[[MethodsConfig], Method]:
 MethodName = Annotated[str, AfterValidator(_known)]  # a config field that names a method
 
 
-def source(name: str) -> Path | None:
-    """The file of a known method from outside the package, which its writer may change between two calls."""
+def source_sha256(name: str) -> str | None:
+    """Hash of the file of a known method from outside the package, which its writer may change between two runs."""
     module, colon, _ = name.partition(":")
-    file = getattr(sys.modules.get(module), "__file__", None) if colon else None
-    return Path(file) if file else None
+    return _loaded.get(module) if colon else None

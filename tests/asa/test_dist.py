@@ -24,7 +24,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     variables = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, "-m", "tests.asa.dist_worker", str(out)]
     ranks = [subprocess.Popen(command, env=variables | {"RANK": str(rank)}) for rank in range(2)]
-    assert [process.wait(timeout=200) for process in ranks] == [0, 0]
+    try:
+        assert [process.wait(timeout=200) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,5 +1,7 @@
 """The FLOP count equals a hand formula, attention and its backward included, and the bounds bite."""
 
+from typing import Any
+
 import pytest
 
 from asa.errors import WorkError
@@ -22,7 +24,11 @@ def by_hand(length: int) -> dict[str, int]:
     return {VANILLA: vanilla, ASA: 2 * vanilla + adversary, STOCK: linears + attention + length * head}
 
 
-@pytest.mark.parametrize(("attention", "length"), [("sdpa", 16), ("eager", 40)])
+def slow(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("attention", "length"), [("sdpa", 16), ("eager", 40), slow("sdpa", 40), slow("eager", 16)])
 def test_the_count_is_the_hand_formula(attention: str, length: int) -> None:
     assert step_flops(bert_config(LAYERS, WIDTH, attention), length) == by_hand(length)
 

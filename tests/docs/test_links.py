@@ -1,6 +1,7 @@
 """What the pages speak of is there: links, headings, files, config files, make targets. `make docs` draws them."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,11 @@ def test_every_config_file_is_named_in_a_page() -> None:
     ]
     assert [name(file) for file in files if file.name not in told] == []
     tasks = (ROOT / "docs/tasks.md").read_text() + (ROOT / "docs/evaluation.md").read_text()
-    assert [file.stem for file in ROOT.glob("configs/task/*.yaml") if not named(file.stem, tasks)] == []
+    # Those of the project: a reader may have put files of her own there.
+    ours = subprocess.run(["git", "ls-files", "configs/task"], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = [Path(file).stem for file in ours.stdout.splitlines()]
+    assert len(names) >= 30
+    assert [name for name in names if not named(name, tasks)] == []
 
 
 def named(task: str, text: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from asa import manifest, record
+from asa import manifest, methods, record
 from asa.config import from_dict, to_dict
 from asa.errors import RequestError, WorkError
 from asa.methods import METHODS, MethodsConfig
@@ -107,6 +107,9 @@ def test_a_method_from_outside_counts_by_its_file(
     sweep(given(methods=[name]))
     assert "finished before" in capsys.readouterr().out
     file.write_text(file.read_text() + "# changed\n")
+    sweep(given(methods=[name]))  # what is loaded is what runs
+    for place in (METHODS, methods._loaded, sys.modules):  # as another process would find it
+        monkeypatch.delitem(place, name if place is METHODS else "written_today")
     with pytest.raises(RequestError, match="is a finished run with another method_sha256; set --out"):
         sweep(given(methods=[name]))
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
-from asa import checkpoint, manifest, record
+from asa import checkpoint, manifest, methods, record
 from asa.errors import RequestError, WorkError
 from asa.methods import METHODS
 from pretrain import export as export_module
@@ -142,7 +143,11 @@ def test_a_changed_file_of_a_method_from_outside_is_another_method(
     train(config, CPU)
     assert newest(config, 1) is not None
     file.write_text(file.read_text() + "# changed\n")
-    with pytest.raises(RequestError, match="holds a run with another method;"):
+    assert newest(config, 1) is not None, "what is loaded is what runs"
+    for place in (METHODS, methods._loaded, sys.modules):  # as another process would find it
+        monkeypatch.delitem(place, "plainly:build" if place is METHODS else "plainly")
+    replace(config)  # a config loads what it names
+    with pytest.raises(RequestError, match="holds a run with another method_sha256;"):
         newest(config, 1)
 
 
