@@ -32,6 +32,8 @@ Facts = dict[str, Any]
 # (plain JSON). It runs in a spawned process, so it is a function of a module or a functools.partial of one.
 Work = Callable[[Any, Path], Facts]
 _POLL_SECONDS = 1.0
+_END_SECONDS = 5.0  # that a pool's thread has for its end
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -129,7 +131,7 @@ def _run_here(one: Callable[[Part], Part], todo: Sequence[Part], progress: _Prog
 
 
 def _run_spawned(one: Callable[[Part], Part], todo: Sequence[Part], workers: int, progress: _Progress) -> None:
-    others = active_children()
+    others, threads = active_children(), threading.enumerate()
     # Spawned, because forking a process that runs tokenizer or Arrow threads can deadlock.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_follow_parent)
     try:
@@ -148,6 +150,9 @@ def _run_spawned(one: Callable[[Part], Part], todo: Sequence[Part], workers: int
         for child in set(active_children()) - set(others):
             child.kill()
             child.join()
+        # The pool's own, which see their workers die: at the end of the program they would find their pipes closed.
+        for thread in set(threading.enumerate()) - set(threads):
+            thread.join(_END_SECONDS)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
