@@ -26,15 +26,16 @@ def refuse_trainer(trainer: "AdversarialTrainer") -> None:
         raise RequestError(found)
 
 
-def _wrong_args(args: Any) -> Iterator[str]:  # TrainingArguments, which have types in part
-    if args.deepspeed:
+def _wrong_args(args: TrainingArguments) -> Iterator[str]:
+    partly: Any = args  # what Hugging Face gives no whole type
+    if partly.deepspeed:
         yield "deepspeed: its engine would keep the last of a method's backward passes alone; leave deepspeed out"
     if args.fsdp:
         yield "fsdp: the adversary's parameters would not be sharded with the model's; leave fsdp out"
-    if args.parallelism_config is not None:
+    if partly.parallelism_config is not None:
         yield "parallelism_config: the adversary needs whole rows on one device; leave parallelism_config out"
-    if args.world_size > 1:
-        yield f"{args.world_size} processes: losses are divided by one process's totals; start a single process"
+    if partly.world_size > 1:
+        yield f"{partly.world_size} processes: losses are divided by one process's totals; start a single process"
     if args.n_gpu > 1:
         yield f"{args.n_gpu} GPUs: the model would be copied without its hooks; set CUDA_VISIBLE_DEVICES=0"
     if args.torch_compile:
