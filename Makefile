@@ -9,6 +9,9 @@ ifeq ($(filter full smoke,$(SIZE)),)
 $(error SIZE is "$(SIZE)", allowed: full, smoke)
 endif
 PY := .venv/bin/python
+# seqeval comes as source alone. pip's old way of building it, which Python 3.11's own pip takes, fetches what the build
+# needs without what that needs in turn; seen failing with setuptools_scm 10.3.4.
+BUILD := --use-pep517
 
 DATA := data/quickstart-$(MODEL)
 RUNS := runs/quickstart-$(MODEL)
@@ -29,7 +32,7 @@ setup: .venv/.done
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv || { echo "no virtual environment was made: is python3-venv installed?" >&2; exit 1; }
 	$(PY) -m pip install -q -c constraints.txt torch
-	$(PY) -m pip install -q -c constraints.txt -e ".[dev]"
+	$(PY) -m pip install -q -c constraints.txt $(BUILD) -e ".[dev]"
 	touch $@
 
 quickstart: setup
@@ -84,5 +87,5 @@ docs: .venv/.docs
 	@echo build/docs/index.html
 
 .venv/.docs: .venv/.done
-	$(PY) -m pip install -q -c constraints.txt -e ".[docs]"
+	$(PY) -m pip install -q -c constraints.txt $(BUILD) -e ".[docs]"
 	touch $@
