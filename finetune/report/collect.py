@@ -15,6 +15,7 @@ STAGES = ("finetune", "score", "ensemble", "robustness", "pretrain")
 COMPARED = ("finetune", "score")  # stages whose runs stand for a model, a method and a seed on a task
 # Settings that move no score; the data is compared by its hash.
 _NEUTRAL = ("task", "out", "log_every", "save_every", "keep", "save_model", "worker", "adversary")
+NO_SEED = -1
 _METHODS = tuple(field.name for field in dataclasses.fields(MethodsConfig))
 
 
@@ -45,9 +46,9 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """-1 where there is none, as of a model from elsewhere that was only scored."""
+        """NO_SEED where there is none, as of a model from elsewhere that was only scored."""
         seed = self.facts.get("seed")
-        return -1 if seed is None else seed
+        return NO_SEED if seed is None else seed
 
     @property
     def task(self) -> str:

@@ -3,22 +3,32 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from finetune.report.collect import Run, weights
+from finetune.report.collect import NO_SEED, Run, weights
 
+OWN_WEIGHTS = "one per seed"
 T = TypeVar("T")
 K = TypeVar("K")
 
 
 def model_labels(runs: list[Run]) -> dict[str, str]:
-    """Run name -> the model's name, with the start of its hash where the name stands for several sets of weights."""
+    """Run name -> the model's name; where it stands for several sets of weights with the start of their hash, or, where
+    every seed has a set of its own, with that: then what comes before fine-tuning was repeated along with it."""
     labels = {}
     for members in grouped(runs, lambda run: (run.stage, run.model)).values():
         hashes = {weights(run) for run in members}
         shown = next((n for n in range(8, 64) if len({one[:n] for one in hashes}) == len(hashes)), 64)
+        repeated = _one_per_seed(members)
         for run in members:
-            told = len(hashes) > 1 and weights(run)
-            labels[run.name] = f"{run.model} ({weights(run)[:shown]})" if told else run.model
+            told = OWN_WEIGHTS if repeated else weights(run)[:shown]
+            labels[run.name] = f"{run.model} ({told})" if len(hashes) > 1 and weights(run) else run.model
     return labels
+
+
+def _one_per_seed(runs: list[Run]) -> bool:
+    """Whether seeds and sets of weights stand for each other, one to one."""
+    pairs = {(run.seed, weights(run)) for run in runs}
+    seeds, hashes = {seed for seed, _ in pairs}, {sha256 for _, sha256 in pairs}
+    return len(pairs) == len(seeds) == len(hashes) and NO_SEED not in seeds
 
 
 def method_labels(runs: list[Run]) -> dict[str, str]:

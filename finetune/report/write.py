@@ -11,7 +11,7 @@ import yaml
 from asa.errors import RequestError
 from finetune.config import ReportConfig
 from finetune.report import attention, tables
-from finetune.report.collect import COMPARED, STAGES, Run, collect, finished
+from finetune.report.collect import COMPARED, NO_SEED, STAGES, Run, collect, finished
 from finetune.report.compare import comparisons
 from finetune.report.export import table_csv
 from finetune.report.labels import differences, grouped, letters, method_labels
@@ -57,7 +57,7 @@ def _summary(runs: list[Run], tuned: list[Row], trained: list[Row]) -> list[str]
     """What was run, one sentence per task, and one for pre-training."""
     lines = []
     for (stage, task), same in grouped(tuned, lambda row: (row.run.stage, row.task)).items():
-        seeds = ", ".join(str(seed) for seed in sorted({row.run.seed for row in same} - {-1})) or "none"
+        seeds = ", ".join(str(seed) for seed in sorted({row.run.seed for row in same} - {NO_SEED})) or "none"
         models, methods = (", ".join(dict.fromkeys(names)) for names in zip(*[row[2:4] for row in same], strict=True))
         what = "Fine-tuning on" if stage == "finetune" else "Scored on"
         lines.append(f"{what} {task}: {counted(len(same))}; models {models}; methods {methods}; seeds {seeds}.")

@@ -190,6 +190,21 @@ def test_one_name_for_two_sets_of_weights_is_told_apart(tmp_path: Path) -> None:
     assert "| base (aaaaaaaa) | vanilla | 1 | 50.00" in text(tmp_path / "report", "md")
 
 
+def test_weights_trained_anew_for_every_seed_are_one_model(tmp_path: Path) -> None:
+    """Seed 2 with seed 1's weights would be no repetition of what made them."""
+    folder = tmp_path / "runs"
+    for seed, name, score in ((0, "a", 0.5), (1, "b", 0.7)):
+        tuned(folder / name, "vanilla", seed, score, inputs={"model_sha256": name * 64})
+        tuned(folder / name, "asa", seed, score + 0.1 * seed, inputs={"model_sha256": name * 64})
+    write(ReportConfig(runs=folder, out=tmp_path / "report"))
+    page = text(tmp_path / "report", "md")
+    assert "| base (one per seed) | asa | 65.00 ± 21.21 (2) |" in page
+    assert "| base (one per seed) | asa | +5.00 ± 7.07 (2) |" in page
+    tuned(folder / "more", "vanilla", 2, 0.7, inputs={"model_sha256": "b" * 64})
+    write(ReportConfig(runs=folder, out=tmp_path / "again"))
+    assert "| base (bbbbbbbb) | vanilla | 2 |" in text(tmp_path / "again", "md")
+
+
 def test_weights_of_several_files_are_one_set_and_pair_with_no_other(tmp_path: Path) -> None:
     """The first file, the adversary's, is the same; so a name by its hash would merge two models."""
     folder = tmp_path / "runs"
