@@ -150,3 +150,6 @@ class ReportConfig:
     """Folder whose metrics.jsonl files are read, at any depth."""
     out: Path
     """Folder for the three files."""
+    repeated: bool = False
+    """Pre-training was repeated with every seed: a model's name that has other weights with each seed is one model, and
+    spreads are those of both stages. Otherwise other weights are another model, told apart by their hash."""

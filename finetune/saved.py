@@ -38,6 +38,7 @@ class Saved(NamedTuple):
     trained_on: str | None
     length: int | None
     config: dict[str, Any]
+    start_sha256: str | None = None  # of the weights that the run began with
 
     @property
     def name(self) -> str:
@@ -77,8 +78,10 @@ def find(path: Path, flag: str) -> Saved:
     made = {name: facts.get(name) for name in ("method", "seed")}
     config = facts.get("config", {})
     name = facts.get("model") or folder.name
-    trained_on, length = facts.get("task"), config.get("length")
-    return Saved(folder, kind, labels, name, **made, trained_on=trained_on, length=length, config=config)
+    trained_on, length, start = facts.get("task"), config.get("length"), facts.get("inputs", {}).get("model_sha256")
+    return Saved(
+        folder, kind, labels, name, **made, trained_on=trained_on, length=length, config=config, start_sha256=start
+    )
 
 
 def _kind(shape: Any, folder: Path, flag: str) -> Kind:

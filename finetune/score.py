@@ -87,7 +87,11 @@ def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
         "trained_on": saved.trained_on,
         "config": {**saved.config, "length": config.length or saved.length, "merge": config.merge},
         "classes": named,
-        "inputs": {"model_sha256": weights_sha256(saved.folder), "task_sha256": task.sha256},
+        "inputs": {
+            "model_sha256": weights_sha256(saved.folder),
+            "start_sha256": saved.start_sha256,
+            "task_sha256": task.sha256,
+        },
         "environment": record.environment(),
     }
 

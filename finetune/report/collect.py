@@ -138,10 +138,10 @@ def left_out(runs: list[Run]) -> list[Run]:
 
 
 def weights(run: Run) -> str:
-    """Hash of the weights a run began with, one for all their files; empty for a run's own model that was scored: each
-    run has another."""
+    """Hash of the weights a run began with, one for all their files. Of a run's model that was scored: of those the run
+    began with, empty where its record does not say."""
     trained = run.stage == "score" and run.facts.get("method")
-    known = "" if trained else str(run.facts.get("inputs", {}).get("model_sha256", ""))
+    known = str(run.facts.get("inputs", {}).get("start_sha256" if trained else "model_sha256") or "")
     return hashlib.sha256(known.encode()).hexdigest() if "+" in known else known
 
 
@@ -157,11 +157,9 @@ def _marked_twins(runs: list[Run]) -> list[Run]:
     seen: dict[tuple, Run] = {}
     marked = []
     for run in runs:
-        if run.stage in COMPARED and run.end is not None:
-            cell = tuple(str(run.facts.get(key)) for key in ("stage", "model", "method", "seed"))
-            cell += (run.task, weights(run), run.settings, json.dumps(run.own, sort_keys=True))
-            first = seen.setdefault(cell, run)
-            if first.scores != run.scores:
+        if run.stage in STAGES and run.end is not None:
+            first = seen.setdefault(_cell(run), run)
+            if run.stage in COMPARED and first.scores != run.scores:
                 raise RequestError(
                     f"{first.name} and {run.name} are the same run (task, model, method, seed, settings) with other"
                     " scores; remove one or give a folder that holds one"
@@ -169,3 +167,11 @@ def _marked_twins(runs: list[Run]) -> list[Run]:
             run = run if run is first else dataclasses.replace(run, twin=first.name)
         marked.append(run)
     return marked
+
+
+def _cell(run: Run) -> tuple:
+    """What no two runs have in common. Of the stages that are not compared: all that the record says of it."""
+    if run.stage not in COMPARED:
+        return json.dumps(run.facts, sort_keys=True), json.dumps(run.end, sort_keys=True)
+    cell = tuple(str(run.facts.get(key)) for key in ("stage", "model", "method", "seed"))
+    return (*cell, run.task, weights(run), run.settings, json.dumps(run.own, sort_keys=True))

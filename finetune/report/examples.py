@@ -117,7 +117,11 @@ def _words(gold: Sequence, found: Sequence, labels: list[str]) -> np.ndarray:
     """N3: right words of entities, guessed ones, true ones."""
     inside = np.array([name != OUTSIDE for name in labels])
     pairs = [_same_length(*pair, labels) for pair in zip(gold, found, strict=True)]
-    rows = [((right == guess)[inside[right]].sum(), inside[guess].sum(), inside[right].sum()) for right, guess in pairs]
+    guessed = [(inside[guess] & (guess >= 0)).sum() for _, guess in pairs]  # -1: cut off, where there is no class O
+    rows = [
+        ((right == guess)[inside[right]].sum(), number, inside[right].sum())
+        for (right, guess), number in zip(pairs, guessed, strict=True)
+    ]
     return np.array(rows, dtype=float)
 
 

@@ -10,16 +10,18 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 
-def model_labels(runs: list[Run]) -> dict[str, str]:
-    """Run name -> the model's name; where it stands for several sets of weights with the start of their hash, or, where
-    every seed has a set of its own, with that: then what comes before fine-tuning was repeated along with it."""
+def model_labels(runs: list[Run], repeated: bool = False) -> dict[str, str]:
+    """Run name -> the model's name, with the start of its hash where the name stands for several sets of weights.
+
+    Args: repeated tells that a name whose weights and seeds stand for each other, one to one, is one model.
+    """
     labels = {}
     for members in grouped(runs, lambda run: (run.stage, run.model)).values():
         hashes = {weights(run) for run in members}
         shown = next((n for n in range(8, 64) if len({one[:n] for one in hashes}) == len(hashes)), 64)
-        repeated = _one_per_seed(members)
+        pooled = repeated and _one_per_seed(members)
         for run in members:
-            told = OWN_WEIGHTS if repeated else weights(run)[:shown]
+            told = OWN_WEIGHTS if pooled else weights(run)[:shown]
             labels[run.name] = f"{run.model} ({told})" if len(hashes) > 1 and weights(run) else run.model
     return labels
 

@@ -70,10 +70,10 @@ def of(rows: Iterable[Row], key: str) -> list[float]:
     return [row.values[key] for row in rows if key in row.values]
 
 
-def tuned_rows(runs: list[Run]) -> list[Row]:
-    """Every finished fine-tuning run and scored model, sorted, vanilla before other methods."""
+def tuned_rows(runs: list[Run], repeated: bool = False) -> list[Row]:
+    """Every finished fine-tuning run and scored model, sorted, vanilla before other methods. Args: see model_labels."""
     done = finished(runs, *COMPARED)
-    models, methods, apart = model_labels(done), method_labels(done), differences(done)
+    models, methods, apart = model_labels(done, repeated), method_labels(done), differences(done)
     settings = letters(apart)
 
     def cell(run: Run) -> tuple:

@@ -28,7 +28,7 @@ def write(config: ReportConfig) -> None:
     if any(path.exists() and not path.is_dir() for path in (config.out, *config.out.parents)):
         raise RequestError(f"out = {config.out}: a file stands there, allowed: a folder for three files; set --out")
     runs = collect(config.runs)
-    tuned, trained = tuned_rows(runs), pretrain_rows(runs)
+    tuned, trained = tuned_rows(runs, config.repeated), pretrain_rows(runs)
     tested = comparisons(tuned)
     maps = [attention.load(path) for path in sorted(config.runs.rglob(f"*{attention.ENDING}"))]
     content = {

@@ -196,12 +196,14 @@ def test_weights_trained_anew_for_every_seed_are_one_model(tmp_path: Path) -> No
     for seed, name, score in ((0, "a", 0.5), (1, "b", 0.7)):
         tuned(folder / name, "vanilla", seed, score, inputs={"model_sha256": name * 64})
         tuned(folder / name, "asa", seed, score + 0.1 * seed, inputs={"model_sha256": name * 64})
-    write(ReportConfig(runs=folder, out=tmp_path / "report"))
+    write(ReportConfig(runs=folder, out=tmp_path / "apart"))
+    assert "| base (bbbbbbbb) | asa | 80.00 ± n/a (1) |" in text(tmp_path / "apart", "md")
+    write(ReportConfig(runs=folder, out=tmp_path / "report", repeated=True))
     page = text(tmp_path / "report", "md")
     assert "| base (one per seed) | asa | 65.00 ± 21.21 (2) |" in page
     assert "| base (one per seed) | asa | +5.00 ± 7.07 (2) |" in page
     tuned(folder / "more", "vanilla", 2, 0.7, inputs={"model_sha256": "b" * 64})
-    write(ReportConfig(runs=folder, out=tmp_path / "again"))
+    write(ReportConfig(runs=folder, out=tmp_path / "again", repeated=True))
     assert "| base (bbbbbbbb) | vanilla | 2 |" in text(tmp_path / "again", "md")
 
 

@@ -38,15 +38,20 @@ def test_the_sums_of_numbers_give_the_correlation(data: st.DataObject, count: in
         assert of_sums(metric, gold, found, []) == pytest.approx(METRICS[metric](gold, found, []), abs=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("labels", "metrics"), [(TAGS, ("entity_f1", "token_f1", "accuracy")), (CLASSES, ("token_f1",))]
+)
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_the_sums_of_words_give_the_score_of_entities_where_words_are_cut(data: st.DataObject) -> None:
-    tags = st.lists(st.integers(0, len(TAGS) - 1), min_size=1, max_size=8)
-    gold = data.draw(st.lists(tags, min_size=1, max_size=6))
-    found = [data.draw(st.lists(st.integers(0, 3), min_size=len(row), max_size=len(row))) for row in gold]
+def test_the_sums_of_words_give_the_score_of_entities_where_words_are_cut(
+    labels: list[str], metrics: tuple[str, ...], data: st.DataObject
+) -> None:
+    tag = st.integers(0, len(labels) - 1)
+    gold = data.draw(st.lists(st.lists(tag, min_size=1, max_size=8), min_size=1, max_size=6))
+    found = [data.draw(st.lists(tag, min_size=len(row), max_size=len(row))) for row in gold]
     found = [row[: data.draw(st.integers(0, len(row)))] for row in found]
-    for metric in ("entity_f1", "token_f1", "accuracy"):
-        assert of_sums(metric, gold, found, TAGS) == pytest.approx(METRICS[metric](gold, found, TAGS), abs=1e-9)
+    for metric in metrics:
+        assert of_sums(metric, gold, found, labels) == pytest.approx(METRICS[metric](gold, found, labels), abs=1e-9)
 
 
 def of_sums(metric: str, gold: list, found: list, labels: list[str]) -> float:

@@ -1,5 +1,6 @@
 """The report over many tasks: which runs are compared, the papers' tables, the tests, and the page in a browser."""
 
+import csv
 import json
 import re
 import shutil
@@ -192,6 +193,31 @@ def test_models_from_elsewhere_that_were_only_scored_are_shown(tmp_path: Path) -
     write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
     rows = table((tmp_path / "report" / "report.md").read_text(), "Transfer and robustness")
     assert [row[:2] for row in rows[1:]] == [[f"base ({name * 8})", "n/a"] for name in "ab"]
+
+
+def test_scored_models_that_began_with_other_weights_are_told_apart_and_never_paired(tmp_path: Path) -> None:
+    for start, method, right in (("a", "vanilla", 30), ("b", "asa", 45), ("a", "asa", 36)):
+        inputs = {"model_sha256": f"{method}{start}", "start_sha256": start * 64}
+        facts = {"stage": "score", "trained_on": "rte", "inputs": inputs}
+        tuned(tmp_path / "runs" / start, "hans", method, 0, right, **facts)
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "| base (bbbbbbbb) | asa | 75.00 ± n/a (1) |" in page
+    with (tmp_path / "report" / "report.csv").open() as file:
+        gains = [(row["model"], float(row["mean"])) for row in csv.DictReader(file) if row["metric"] == "gain"]
+    assert gains == [("base (aaaaaaaa)", pytest.approx(0.1))]
+
+
+def test_copies_of_attacked_models_and_ensembles_count_once(tmp_path: Path) -> None:
+    facts = {"stage": "robustness", "task": "rte", "model": "asa", "reference": "vanilla"}
+    ensemble = {"stage": "ensemble", "task": "rte", "metrics": ["accuracy"], "model": "base", "method": "asa"}
+    for name in ("a", "b"):
+        put(tmp_path / "runs" / name, facts, [], {"median": 1.25, "n": 10})
+        put(tmp_path / "runs" / "ensembles" / name, ensemble, [], {"test_accuracy": 0.5})
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "| b | the same run as a | robustness |" in page
+    assert "| ensembles/b | the same run as ensembles/a | ensemble |" in page
 
 
 def test_scores_of_models_that_differ_in_a_setting_stay_apart(tmp_path: Path) -> None:

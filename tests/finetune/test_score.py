@@ -65,7 +65,8 @@ def test_a_run_scored_on_its_own_task_gives_what_it_recorded(
         "seed": 0,
         "trained_on": "colours",
     }
-    ended = record.read(run / record.NAME)[-1]
+    begun, *_, ended = record.read(run / record.NAME)
+    assert start["inputs"]["start_sha256"] == begun["inputs"]["model_sha256"]
     assert {name: end[name] for name in end if name.startswith("test_")} == {
         name: ended[name] for name in ended if name.startswith("test_") and name != "test_loss"
     }

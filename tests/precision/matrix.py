@@ -79,7 +79,7 @@ def with_references(cases: Iterable[Case]) -> list[Case]:
 
 
 def build(case: Case, seed: int) -> Engine:
-    # A fresh adversary's scores are all near zero, and a hard map's bits hang on fp16's rounding; noise decides them here.
+    # A fresh adversary's scores are all near zero: a hard map's bits would hang on fp16's rounding. Noise decides them.
     module = tiny_module(asa=ASAConfig(tau=0.3, mask="gumbel"), dropout=0.1, seed=seed).train()
     if case.recompute:
         module.model.activation_checkpointing_enable()
