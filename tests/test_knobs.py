@@ -70,6 +70,7 @@ PROVEN = {
     "MapsConfig.beside": "finetune/test_maps.py::test_a_second_models_attention_stands_beside",
     "MapsConfig.head": "finetune/test_maps.py::test_a_head_is_one_of_those_whose_mean_is_drawn",
     "MapsConfig.layers": "finetune/test_maps.py::test_a_second_models_attention_stands_beside",
+    "ReportConfig.repeated": "finetune/test_report.py::test_weights_trained_anew_for_every_seed_are_one_model",
     "ScoreConfig.batch": "test_knobs_data.py::test_rows_of_a_pass_are_those_that_were_asked_for",
     "ScoreConfig.data": "finetune/test_real_tasks.py::test_every_row_is_there_and_a_few_are_trained_on",
     "ScoreConfig.length": "finetune/test_score.py::test_a_run_scored_on_its_own_task_gives_what_it_recorded",

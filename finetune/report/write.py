@@ -46,7 +46,10 @@ def write(config: ReportConfig) -> None:
         undefined=jinja2.StrictUndefined,
     )
     templates.filters["cell"] = _cell
-    config.out.mkdir(parents=True, exist_ok=True)
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"out = {config.out} cannot be made ({error.strerror}); set another --out") from None
     _put(config.out / "report.csv", table_csv(tuned + evaluated_rows(runs) + trained, tested))
     for name in ("report.md", "report.html"):
         _put(config.out / name, templates.get_template(f"{name}.j2").render(content))

@@ -234,6 +234,11 @@ def test_a_run_made_twice_with_other_scores_is_refused(runs: Path) -> None:
         collect(runs)
 
 
+def test_a_folder_that_cannot_be_made_is_named(runs: Path) -> None:
+    with pytest.raises(RequestError, match="out = /proc/no/report cannot be made"):
+        write(ReportConfig(runs=runs, out=Path("/proc/no/report")))
+
+
 def test_a_report_of_unfinished_runs_alone_says_so(tmp_path: Path) -> None:
     tuned(tmp_path / "runs", "asa", 0, None)
     put(tmp_path / "runs" / "empty", None, [], None)
