@@ -8,12 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
+from data_prep.languages import CODES
+
 # Stands for a dropped piece until the gap around it is closed; XML cannot hold it, so no dump does.
 HOLE = "\x01"
 _NOTHING = HOLE + " \t\n"
 _TOKEN = re.compile(r"(\{\{+|\}\}+|\[\[|\]\]|\n[ \t:*]*\{\|[^\n]*|\n[ \t]*\|\}(?!\}))")
 _MEDIA_ENDING = re.compile(r"\.(?:jpe?g|png|svg|gif|tiff?|og[gvag]|webm|pdf|djvu|mp3|wav)\s*$", re.IGNORECASE)
-_INTERLANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z-]+)?|simple)")
 _TEMPLATE, _LINK, _TABLE = "{[|"
 
 Prose = Callable[[str], str | None]
@@ -109,8 +110,13 @@ class _Stack:
             return body.partition(" ")[2]
         if label.strip(_NOTHING):
             return label
-        prefix = target.partition(":")[0].strip().lower()
-        return HOLE if _INTERLANGUAGE.fullmatch(prefix) else target.lstrip(": ").partition("#")[0]
+        return HOLE if _is_interlanguage(target) else target.lstrip(": ").partition("#")[0]
 
     def is_silent(self, target: str) -> bool:
         return target.partition(":")[0].strip().lower() in self.silent if ":" in target else False
+
+
+def _is_interlanguage(target: str) -> bool:
+    """Whether a link leads to the page in another language: as they are written, unlike titles such as "It: Part 2"."""
+    code, _, title = target.partition(":")
+    return code.strip() in CODES and not title.startswith(" ")

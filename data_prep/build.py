@@ -11,7 +11,7 @@ from datasets import Features, List, Value
 
 from asa import manifest
 from asa.config import sha256_of
-from asa.errors import RequestError, WorkError
+from asa.errors import RequestError
 from data_prep import duplicates, minhash, shards, sources, stored
 from data_prep import leads as leads_file
 from data_prep.config import BuildConfig
@@ -22,7 +22,7 @@ from data_prep.finished import identity, is_up_to_date
 from data_prep.parts import Part
 from data_prep.text import write_jsonl
 from data_prep.tokenizer import Vocabulary
-from data_prep.workspace import Workspace, discard, workspace
+from data_prep.workspace import Fruitless, Workspace, discard, workspace
 
 TOKENIZER = "tokenizer"  # folder in the shards
 
@@ -33,7 +33,7 @@ def build(config: BuildConfig) -> None:
         raise RequestError("nothing to build from; give --dumps, --documents or --leads")
     _shard(config)
     for folder in config.documents:
-        manifest.read(folder, "documents", "--documents")
+        stored.facts(folder, "--documents")
     leads = leads_file.load(config.leads) if config.leads else []
     vocabulary = Vocabulary(config.model, config.length)
     made_from = _made_from(config, vocabulary)
@@ -83,7 +83,7 @@ def _write_shards(
     facts = {**shards.total([*done, dropped]), **_kind_of_rows(vocabulary, config)}
     if count == 1 and not facts["rows"]["train"]:
         reasons = facts["documents"]["dropped"]
-        raise WorkError(f"no document was left to train on (dropped: {reasons}); give more text by --dumps")
+        raise Fruitless(f"no document was left to train on (dropped: {reasons}); give more text by --dumps")
     manifest.write(folder, _kind(config), {**facts, **made_from})
     return facts
 

@@ -21,7 +21,7 @@ from data_prep.workspace import Workspace, discard, workspace
 
 def dedup(config: DedupConfig) -> None:
     """Write OUT/documents-*.jsonl and the manifest. Raises RequestError or WorkError for bad inputs."""
-    before = [manifest.read(folder, "documents", "INPUT")["documents"] for folder in config.inputs]
+    before = [stored.facts(folder, "INPUT")["documents"] for folder in config.inputs]
     settings = replace(config, inputs=[Path()], out=Path(), workers=1, overwrite=False)
     made_from = identity(sha256_of(settings), [folder / manifest.NAME for folder in config.inputs])
     made_from |= {"shard": "0/1", "minhash": minhash.ALGORITHM}

@@ -14,6 +14,8 @@ from tokenizers import Tokenizer
 _KEPT, _LETTERS = 2**19, 32
 # What BERT's pre-tokenizer always sets apart, and what is between.
 _WORD = re.compile(r"[\n!-/:-@\[-`{-~]|[^\n!-/:-@\[-`{-~]+")
+# Where GPT-2's pre-tokenizer always cuts: a word or sign takes the one space before it.
+_BEFORE_SPACE = re.compile(r"(?= \S)")
 
 
 def storage_type(vocab_size: int) -> np.dtype:
@@ -36,14 +38,18 @@ class Encoder:
         self._backend = backend
         words = _Known(lambda word: self._whole(word).tobytes())
         chunks = _Known(lambda chunk: b"".join(map(words.__getitem__, _WORD.findall(chunk))))
-        self._chunks = chunks if _parts_are_independent(json.loads(content)) else None
+        known = json.loads(content)
+        self._cut: Callable[[str], list[str | Any]] = lambda text: text.split(" ")
+        self._chunks = chunks if _cuts_around_signs(known) else None
+        if _cuts_before_spaces(known):
+            self._cut, self._chunks = _BEFORE_SPACE.split, words
 
     def encode(self, text: str) -> NDArray[np.unsignedinteger]:
         """The token ids of a text, in the type they are stored in."""
         if self._chunks is None:
             return self._whole(text)
         # Most of a text has been met before, and looking it up is ten times faster than the tokenizer.
-        return np.frombuffer(b"".join(map(self._chunks.__getitem__, text.split(" "))), self._dtype)
+        return np.frombuffer(b"".join(map(self._chunks.__getitem__, self._cut(text))), self._dtype)
 
     def _whole(self, text: str) -> NDArray[np.unsignedinteger]:
         return np.array(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids, self._dtype)
@@ -63,7 +69,7 @@ class _Known(dict[str, bytes]):
         return content
 
 
-def _parts_are_independent(backend: dict[str, Any]) -> bool:
+def _cuts_around_signs(backend: dict[str, Any]) -> bool:
     """Whether the ids of a text are those of its words and signs in order: true of BERT's WordPiece.
 
     Its normalizer looks at single characters, its pre-tokenizer cuts at every space and around every sign, and no token
@@ -73,5 +79,22 @@ def _parts_are_independent(backend: dict[str, Any]) -> bool:
         backend["model"]["type"] == "WordPiece"
         and (backend["normalizer"] or {}).get("type", "none") in ("none", "BertNormalizer", "Lowercase")
         and (backend["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
+        and all(token["special"] for token in backend["added_tokens"])
+    )
+
+
+def _cuts_before_spaces(backend: dict[str, Any]) -> bool:
+    """Whether the ids of a text are those of its pieces, each with the space before it: true of byte-level BPE.
+
+    Its normalizer does nothing to a space, and GPT-2's pattern looks ahead of a word no further than to the next space.
+    """
+    splitting = backend["pre_tokenizer"] or {}
+    return (
+        backend["model"]["type"] == "BPE"
+        and not backend["model"]["dropout"]
+        and (backend["normalizer"] or {}).get("type", "none") in ("none", "NFC", "Lowercase")
+        and splitting.get("type") == "ByteLevel"
+        and splitting.get("use_regex", True)
+        and not splitting["add_prefix_space"]
         and all(token["special"] for token in backend["added_tokens"])
     )

@@ -8,12 +8,12 @@ from typing import Any
 
 from asa import manifest
 from asa.config import sha256_of
-from asa.errors import RequestError, WorkError
+from asa.errors import RequestError
 from data_prep import sources
 from data_prep.config import TextConfig
 from data_prep.finished import identity, is_up_to_date
 from data_prep.text import write_jsonl
-from data_prep.workspace import discard, workspace
+from data_prep.workspace import Fruitless, discard, workspace
 
 
 def text(config: TextConfig) -> None:
@@ -31,8 +31,9 @@ def text(config: TextConfig) -> None:
     with workspace(config.out, made_from, config.overwrite) as space:
         work = partial(write_part, config.min_chars)
         facts = count_up(space.run("text", work, parts[index::count], space.out, config.workers))
-        if not facts["kept"] and not facts["dropped"] and count == 1:
-            raise WorkError(f"{', '.join(found)}: no pages and no documents in it; give a pages-articles dump or text")
+        if not facts["kept"] and count == 1:
+            why = f"every one was dropped: {facts['dropped']}" if facts["dropped"] else "there are no pages in it"
+            raise Fruitless(f"{', '.join(found)}: no documents in it ({why}); give a pages-articles dump or text")
         manifest.write(space.out, "documents", {"documents": facts, **made_from})
     print_documents(facts["kept"], facts["dropped"])
     print(f"written to {config.out}")

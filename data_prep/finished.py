@@ -12,7 +12,7 @@ from data_prep import hub, stored
 from data_prep.parts import bar
 
 # Raised whenever the same input would give other documents or rows than before.
-RECIPE = 4
+RECIPE = 5
 _CHUNK = 2**22
 
 

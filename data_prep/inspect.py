@@ -8,6 +8,7 @@ from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from asa import manifest
+from asa.places import check_file
 from asa.tokenizer import load_tokenizer
 from data_prep.config import InspectConfig
 from data_prep.shards import COLUMN, SPLITS
@@ -34,8 +35,11 @@ class Row(NamedTuple):
 def inspect(config: InspectConfig) -> None:
     """Print rows, counts and document lengths; write them as a page where one is asked for.
 
-    Raises: RequestError where there is no finished folder of shards; WorkError where it is damaged.
+    Raises: RequestError where there is no finished folder of shards, or no page can be written; WorkError where it is
+        damaged.
     """
+    if config.page:
+        check_file(config.page, "--page")
     nested = config.folder / "shards"
     folder = nested if nested.is_dir() else config.folder
     facts = manifest.verify(folder, "shards", "DIR")

@@ -15,7 +15,7 @@ class Words(NamedTuple):
     silent: str
     """Names of the namespaces Media, File and Category: a link to them shows no text."""
     disambiguation: str
-    """Templates that mark a page as one."""
+    """Templates that mark a page as one; not the hatnotes of articles that point to such a page."""
     suffix: str
     """What its title ends in."""
     closing: str
@@ -69,7 +69,7 @@ _TABLE = {
     ),
     "it": Words(
         silent="immagine categoria",
-        disambiguation="disambigua nota_disambigua",
+        disambiguation="disambigua",
         suffix="(disambigua)",
         closing=(
             "note|bibliografia|voci correlate|altri progetti|collegamenti esterni|riferimenti|fonti|galleria d'immagini"
@@ -96,7 +96,7 @@ _TABLE = {
     ),
     "ru": Words(
         silent="файл изображение категория медиа",
-        disambiguation="неоднозначность многозначность список_однофамильцев список_омонимов однофамильцы",
+        disambiguation="неоднозначность многозначность список_однофамильцев список_омонимов",
         suffix="(значения)",
         closing="см. также|примечания|ссылки|литература|источники|сноски|библиография|галерея|комментарии",
     ),
@@ -141,6 +141,22 @@ _TABLE = {
         ),
     ),
 }
+# The Wikipedias, as a page links to itself in other languages: [[de:Fluss]].
+_CODES = """
+aa ab ace ady af ak als alt am ami an ang ann anp ar arc ary arz as ast atj av avk awa ay az azb ba ban bar bat-smg bbc
+bcl bdr be be-tarask be-x-old bew bg bh bi bjn blk bm bn bo bpy br bs btm bug bxr ca cbk-zam cdo ce ceb ch cho chr chy
+ckb co cr crh cs csb cu cv cy da dag de dga din diq dsb dtp dty dv dz ee egl el eml en eo es et eu ext fa fat ff fi
+fiu-vro fj fo fon fr frp frr fur fy ga gag gan gcr gd gl glk gn gom gor got gpe gsw gu guc gur guw gv ha hak haw he hi
+hif ho hr hsb ht hu hy hyw hz ia iba id ie ig igl ii ik ilo inh io is it iu ja jam jbo jv ka kaa kab kbd kbp kcg kg kge
+ki kj kk kl km kn knc ko koi kr krc ks ksh ku kus kv kw ky la lad lb lbe lez lfn lg li lij lld lmo ln lo lrc lt ltg lv
+lzh mad mai map-bms mdf mg mh mhr mi min mk ml mn mni mnw mo mos mr mrj ms mt mus mwl my myv mzn na nah nan nap nb nds
+nds-nl ne new ng nia nl nn no nov nqo nr nrm nso nup nv ny oc olo om or os pa pag pam pap pcd pcm pdc pfl pi pih pl pms
+pnb pnt ps pt pwn qu rm rmy rn ro roa-rup roa-tara rsk ru rue rup rw sa sah sat sc scn sco sd se sg sgs sh shi shn shy
+si simple sk skr sl sm smn sn so sq sr srn ss st stq su sv sw syl szl szy ta tay tcy tdd te tet tg th ti tig tk tl tly
+tn to tpi tr trv ts tt tum tw ty tyv udm ug uk ur uz ve vec vep vi vls vo vro wa war wo wuu xal xh xmf yi yo yue za zea
+zgh zh zh-classical zh-min-nan zh-yue zu
+"""
+CODES = frozenset(_CODES.split())
 SILENT = frozenset(name.replace("_", " ") for words in _TABLE.values() for name in words.silent.split())
 CLOSING = frozenset(heading for words in _TABLE.values() for heading in words.closing.split("|"))
 _SUFFIXES = tuple(words.suffix for words in _TABLE.values())

@@ -33,7 +33,7 @@ def load(path: Path, flag: str = "--leads") -> list[Lead]:
     try:
         entries = json.loads(path.read_bytes())
         leads = [_lead(entry) for entry in entries.values()]
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         expected = "a JSON object of {title, extract, description, topic} objects"
         raise WorkError(f"{path} is not {expected} ({type(error).__name__}: {error}); fetch it again") from None
     if not leads:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from asa import manifest
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from data_prep import stored
 from data_prep.config import MergeConfig
 from data_prep.extract import count_up, print_documents
@@ -19,13 +19,15 @@ def merge(config: MergeConfig) -> None:
     """Join the parts, folders of documents or of `build`, into OUT, every byte verified.
 
     Raises: RequestError where a part is missing, there twice, or made from other inputs or settings; WorkError for a
-        damaged part.
+        damaged part, or where none has a document.
     """
     if (config.parts[0] / "shards").is_dir():
         merge_shards(config.parts, config.out, config.overwrite)
         return
     facts = [manifest.read(part, KIND, "PART") for part in config.parts]
     whole = _whole(config.parts, facts)
+    if not whole["documents"]["kept"]:
+        raise WorkError(f"no part has a document (dropped: {whole['documents']['dropped']}); give more text")
     if is_up_to_date(config.out, {KIND: config.out}, whole, config.overwrite):
         discard(config.out, whole)
         return

@@ -60,7 +60,7 @@ def _jsonl(span: Span, label: str) -> Iterator[Document]:
 def _parsed(line: bytes, place: str) -> Document:
     try:
         return document(json.loads(line), place)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
         raise WorkError(f"{place} is no JSON ({error}); mend the file") from None
 
 

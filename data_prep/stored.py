@@ -4,11 +4,24 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
 from data_prep.parts import bar
 from data_prep.text import Document
+
+
+def facts(folder: Path, flag: str) -> dict[str, Any]:
+    """What the manifest of a finished folder of documents says; the files are not read.
+
+    Raises: RequestError for a folder that holds no finished documents or one part of them, which would pass for all;
+        WorkError for a damaged one.
+    """
+    found = manifest.read(folder, "documents", flag)
+    if (shard := found.get("shard", "0/1")) != "0/1":
+        raise RequestError(f"{folder} is part {shard} of the documents; join all parts by merge, give that by {flag}")
+    return found
 
 
 def files(folders: list[Path], flag: str) -> list[Path]:

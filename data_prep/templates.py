@@ -12,7 +12,9 @@ from data_prep.brackets import HOLE
 Arguments = tuple[list[str], dict[str, str]]
 _NAMED = re.compile(r"\s*([\w -]{1,30}?)\s*=")
 # Between two numbers of {{convert|2|to|4|km}}.
-_RANGE = {"to", "and", "or", "by", "x", "+/-", "to(-)", "and(-)"}
+_RANGE = {"to", "and", "or", "by", "x", "+/-", "to(-)", "and(-)", "-", "\u2013"}
+# Units that share a measure, the larger ones first: {{convert|6|ft|2|in|m}}.
+_SHARED = (("mi", "furlong", "ch", "yd", "ft", "in"), ("st", "lb", "oz"))
 
 
 def prose(body: str) -> str | None:
@@ -69,11 +71,27 @@ def _joined(sign: str) -> Callable[[Arguments], str]:
 
 def _measure(arguments: Arguments) -> str:
     """`2|to|4|km|mi` -> `2 to 4 km`: the source's own figures, without the conversion."""
-    positional = arguments[0]
-    if len(positional) > 3 and positional[1] in ("-", "\u2013"):
-        return f"{positional[0]}\u2013{positional[2]} {positional[3]}"
-    size = 4 if len(positional) > 3 and positional[1] in _RANGE else 2
-    return " ".join(positional[:size])
+    words = arguments[0]
+    end = 1
+    while end + 1 < len(words) and words[end] in _RANGE:
+        end += 2
+    while end + 2 < len(words) and _goes_on(*words[end : end + 3]):
+        end += 2
+    return re.sub(" [-\u2013] ", "\u2013", " ".join(words[: end + 1]))
+
+
+def _goes_on(unit: str, number: str, smaller: str) -> bool:
+    """Whether `2|in` after `ft` is of the same measure."""
+    shared = any(unit in units and smaller in units[units.index(unit) + 1 :] for units in _SHARED)
+    return shared and number[:1].isdecimal()
+
+
+def _fraction(arguments: Arguments) -> str:
+    """`3|1|2` -> `3 1/2`, `1|2` -> `1/2`, `2` -> `1/2`."""
+    words = arguments[0]
+    if len(words) < 2:
+        return f"1/{words[0]}" if words else HOLE
+    return " ".join([*words[:-2], "/".join(words[-2:])])
 
 
 def _between(before: str, after: str) -> Callable[[Arguments], str]:
@@ -129,7 +147,7 @@ _SHOWN = {
     **_table(_after("As of "), "as of"),
     **_table(_after("c. "), "circa, c., circa year"),
     **_table(_joined(""), "chem, chem2"),
-    **_table(_joined("/"), "frac, sfrac, fraction"),
+    **_table(_fraction, "frac, sfrac, fraction"),
     **_table(_joined("\u2013"), "dash year"),
     **_table(_joined(" "), "unité, unite, unidad, число, nombre, tmp, date, date-"),
     **_table(_joined(" h "), "heure"),

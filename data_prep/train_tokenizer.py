@@ -29,7 +29,7 @@ def train_tokenizer(config: TokenizerConfig) -> None:
     """
     shape = _shape(config.arch) if config.arch else None
     for folder in config.documents:
-        manifest.read(folder, "documents", "--documents")
+        stored.facts(folder, "--documents")
     made_from = _made_from(config)
     if _is_up_to_date(config, made_from):
         discard(config.out, made_from)

@@ -26,6 +26,10 @@ _LOCK = "lock"
 _OLD = "old"  # what stood at OUT, while it is being replaced
 
 
+class Fruitless(WorkError):
+    """The inputs give nothing. What is finished goes too: to go on from it would end here again."""
+
+
 class Workspace(NamedTuple):
     """OUT.partial. What the caller puts into `out` becomes OUT; other folders in `root` vanish with it."""
 
@@ -44,7 +48,7 @@ class Workspace(NamedTuple):
 def workspace(out: Path, made_from: dict[str, Any], overwrite: bool) -> Iterator[Workspace]:
     """The workspace of `out`, resumed where one of the same making is there; published when the block ends well.
 
-    After an error it stays, if any part is finished.
+    After an error it stays, if any part is finished and the error is not Fruitless.
     Args: made_from decides the output's bytes; overwrite discards a workspace made from anything else.
     Raises: RequestError when another run holds it, it was made from other inputs or settings, or is no workspace;
         WorkError for a full disk and the like.
@@ -64,7 +68,7 @@ def workspace(out: Path, made_from: dict[str, Any], overwrite: bool) -> Iterator
             yield space
             _publish(root, out)
         except BaseException as error:
-            if root.exists() and not _worth_keeping(root):
+            if root.exists() and (isinstance(error, Fruitless) or not _worth_keeping(root)):
                 _remove(root)
             if isinstance(error, OSError):
                 raise WorkError(f"{error}; mend it and run the same command again to go on") from None

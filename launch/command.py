@@ -84,7 +84,7 @@ def exported(settings: dict[str, str], folder: Path) -> dict[str, str]:
 
 def remote_signals(nodes: Nodes, module: list[str]) -> Remote:
     """How to signal the ranks on all machines: by their command line, which no other run has."""
-    # The brackets keep the expression from matching the shell that carries it.
-    pattern = shlex.quote(f"-m [{module[0][0]}]" + re.escape(" ".join(module)[1:]))
+    # The brackets keep the expression from matching the shell that carries it; nothing follows a rank's arguments.
+    pattern = shlex.quote(f"-m [{module[0][0]}]" + re.escape(" ".join(module)[1:]) + "$")
     stop, kill = ([*pdsh(list(nodes.slots)), f"pkill -{name} -f -- {pattern}"] for name in ("TERM", "KILL"))
     return Remote(stop, kill)

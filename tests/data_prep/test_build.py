@@ -162,3 +162,12 @@ def test_documents_of_their_own_rows(build_argv: Argv, tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "out/shards/manifest.json").read_text())["facts"]
     assert sum(facts["rows"].values()) == facts["documents"]["kept"]
     assert facts["tokens_cut"] > 0
+
+
+def test_text_that_leaves_no_row_leaves_nothing_that_refuses_the_mended_request(
+    build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "few.txt").write_text("Too short.\n")
+    assert run("build", *build_argv(dumps=tmp_path / "few.txt", leads="null")) == 1
+    assert "no document was left" in one_line(capsys)
+    assert not list(tmp_path.glob("out*"))

@@ -51,10 +51,13 @@ def test_duplicates_go_and_the_first_stays(repeated: Path, tmp_path: Path, near:
     assert facts(tmp_path / "out")["documents"] == {"kept": len(kinds), "dropped": expected}
 
 
-def test_dedup_of_no_documents(dump: Path, tmp_path: Path) -> None:
-    assert run("text", dump, "--out", tmp_path / "none", "--min_chars", 10**6) == 0
-    assert run("dedup", tmp_path / "none", "--out", tmp_path / "out") == 0
-    assert facts(tmp_path / "out")["documents"]["kept"] == 0
+def test_dedup_of_a_file_without_documents_among_others(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Too short.\n")
+    (tmp_path / "b.txt").write_text(f"{prose(1, 90)}\n")
+    assert run("text", tmp_path / "a.txt", tmp_path / "b.txt", "--out", tmp_path / "text") == 0
+    assert [path.stat().st_size > 0 for path in sorted((tmp_path / "text").glob("*.jsonl"))] == [False, True]
+    assert run("dedup", tmp_path / "text", "--out", tmp_path / "out") == 0
+    assert facts(tmp_path / "out")["documents"] == {"kept": 1, "dropped": {"too short": 1}}
 
 
 def test_dedup_is_the_same_for_any_number_of_workers(repeated: Path, tmp_path: Path) -> None:

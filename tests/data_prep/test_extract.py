@@ -11,7 +11,7 @@ from data_prep import __main__ as commands
 from data_prep import sources, stored
 from tests.data_prep.conftest import content, dump_xml
 
-COMMANDS = {name: getattr(commands, name) for name in ("build", "dedup", "merge", "text", "verify")}
+COMMANDS = {name: getattr(commands, name) for name in ("build", "dedup", "merge", "text", "tokenizer", "verify")}
 
 
 def run(*argv: object) -> int:
@@ -88,6 +88,18 @@ def test_parts_that_are_no_whole(plain: Path, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "out").exists()
 
 
+def test_one_part_of_the_documents_does_not_pass_for_all(
+    plain: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = tmp_path / "part"
+    assert run("text", plain, "--out", part, "--shard", "0/2") == 0
+    for argv in (("build", "--documents", part, "--model", model), ("dedup", part), ("tokenizer", part)):
+        assert run(*argv, "--out", tmp_path / "out") == 2
+        assert "is part 0/2" in (line := one_line(capsys))
+        assert "merge" in line
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_files_that_no_manifest_lists_are_neither_read_nor_replaced(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,3 +149,18 @@ def test_a_dump_without_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "wiki.xml").write_text(dump_xml())
     assert run("text", tmp_path / "wiki.xml", "--out", tmp_path / "out") == 1
     assert "no pages" in one_line(capsys)
+    assert not list(tmp_path.glob("out*")), "what would refuse the mended request"
+
+
+def test_documents_that_are_all_dropped_are_no_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "few.txt").write_text("Too short.\n")
+    assert run("text", tmp_path / "few.txt", "--out", tmp_path / "out") == 1
+    assert "every one was dropped" in one_line(capsys)
+    assert not list(tmp_path.glob("out*"))
+    for part in (0, 1):
+        out = tmp_path / f"part{part}"
+        assert run("text", tmp_path / "few.txt", "--out", out, "--shard", f"{part}/2") == 0, "others may have some"
+    capsys.readouterr()
+    assert run("merge", tmp_path / "part0", tmp_path / "part1", "--out", tmp_path / "out") == 1
+    assert "no part has a document" in one_line(capsys)
+    assert not list(tmp_path.glob("out*"))

@@ -89,6 +89,21 @@ def test_a_split_without_rows(build_argv: Argv, tmp_path: Path, capsys: pytest.C
     assert "rows, heldout: 0" in capsys.readouterr().out
 
 
+def test_a_page_where_none_can_be_is_refused_before_anything_is_shown(
+    build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("build", *build_argv()) == 0
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "file").write_text("mine")
+    capsys.readouterr()
+    for page in (tmp_path / "pages", tmp_path / "file" / "rows.html"):
+        assert run("inspect", tmp_path / "out", "--page", page) == 2
+        shown = capsys.readouterr()
+        assert "--page" in shown.err
+        assert not shown.out
+    assert not list(tmp_path.glob("*.partial"))
+
+
 def test_nothing_to_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", tmp_path / "none") == 2
     assert "none" in one_line(capsys)

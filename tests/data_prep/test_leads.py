@@ -52,7 +52,10 @@ def test_missing_leads(tmp_path: Path) -> None:
         module.load(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"a": {"title": "a"}}', '{"a": 3}', '{"a": {"title": "a"'])
+DAMAGED = ["", "[]", "{}", '{"a": {"title": "a"}}', '{"a": 3}', '{"a": {"title": "a"']
+
+
+@pytest.mark.parametrize("content", [*DAMAGED, pytest.param("[" * 200_000, id="nested too deep")])
 def test_damaged_leads(tmp_path: Path, content: str) -> None:
     path = tmp_path / "leads.json"
     path.write_text(content)

@@ -80,6 +80,14 @@ def test_files_of_others_are_left_alone(config: SampleConfig, monkeypatch: pytes
     assert (config.out / "fake" / "mine.txt").read_text() == "mine"
 
 
+def test_an_out_that_is_a_file_is_a_wrong_request(config: SampleConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = serve(monkeypatch, {"fake/data.bin": CONTENT})
+    config.out.write_text("mine")
+    with pytest.raises(RequestError, match=r"set another --out"):
+        module.sample(config)
+    assert (config.out.read_text(), calls) == ("mine", [])
+
+
 @pytest.mark.parametrize("members", [{"fake/data.bin": b"other bytes"}, {"fake/other.bin": CONTENT}])
 def test_a_wrong_wheel_leaves_nothing(
     config: SampleConfig, monkeypatch: pytest.MonkeyPatch, members: dict[str, bytes]

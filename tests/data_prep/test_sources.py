@@ -169,7 +169,13 @@ def test_wrong_requests(inputs: list[str], said: str, tmp_path: Path, monkeypatc
         read(*inputs)
 
 
-@pytest.mark.parametrize("line", ["no json", '["text"]', '{"txt": "x"}', '{"text": 5}'])
+NESTED = '{"text": "x", "more": ' + "[" * 200_000 + "]" * 200_000 + "}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["no json", '["text"]', '{"txt": "x"}', '{"text": 5}', pytest.param(NESTED, id="nested too deep")],
+)
 def test_a_row_that_is_no_document(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
     with pytest.raises(WorkError, match=r"a\.jsonl:17 .*mend the file"):

@@ -68,6 +68,39 @@ def test_markup(markup: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ("[[CSI: Miami]], ''[[Re:Zero]]'', [[AC:DC]]", "CSI: Miami, Re:Zero, AC:DC"),
+        ("[[It: Chapter Two]], [[it: a film]], [[re:view]]", "It: Chapter Two, it: a film, re:view"),
+        ("a [[de:Fluss]][[simple:River]][[zh-min-nan:Hô]][[ it:Fiume]] b", "a b"),
+        ("[[:de:Fluss]] and [[de:Fluss|a river]]", "de:Fluss and a river"),
+    ],
+)
+def test_a_title_with_a_colon_is_no_link_to_another_language(markup: str, expected: str) -> None:
+    assert plain_text(markup) == expected
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ("{{convert|6|ft|2|in|m}}", "6 ft 2 in"),
+        ("{{convert|7|lb|3|oz|kg}}", "7 lb 3 oz"),
+        ("{{convert|11|st|4|lb|2|oz|kg|0}}", "11 st 4 lb 2 oz"),
+        ("{{cvt|1|mi|200|yd|km|2}}", "1 mi 200 yd"),
+        ("{{convert|5|x|6|x|7|m}}", "5 x 6 x 7 m"),
+        ("{{convert|1|-|2|-|3|m|ft}}", "1\u20132\u20133 m"),
+        ("{{convert|6|ft|m|2}}", "6 ft"),
+        ("{{convert|6|ft|m|in}}", "6 ft"),
+        ("{{convert|6|ft|2|m}}", "6 ft"),
+        ("{{convert|6|ft|2}} {{convert|6}}{{convert}}", "6 ft 6"),
+        ("{{frac|3|1|2}}, {{sfrac|1|2}}, {{frac|8}}{{frac}}", "3 1/2, 1/2, 1/8"),
+    ],
+)
+def test_the_figures_of_a_measure_are_whole(markup: str, expected: str) -> None:
+    assert plain_text(markup) == expected
+
+
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("l'''Encyclopédie'' et", "l'Encyclopédie et"),
@@ -190,6 +223,11 @@ def test_disambiguation(markup: str) -> None:
 def test_disambiguation_in_other_languages(name: str) -> None:
     assert is_disambiguation("X", f"{{{{{name}}}}}")
     assert is_disambiguation("X", f"{{{{ {name.replace('_', ' ').title()} |a}}}}")
+
+
+@pytest.mark.parametrize("hatnote", ["{{nota disambigua|altri|Roma (disambigua)}}", "{{Однофамильцы|Гагарин}}"])
+def test_an_article_that_points_to_a_disambiguation_page_is_none(hatnote: str) -> None:
+    assert not is_disambiguation("Roma", f"{hatnote}\n'''Roma''' è la capitale.")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, Robert
 
 from asa.errors import RequestError, WorkError
 from data_prep import __main__ as commands
+from data_prep import vocabularies
 from data_prep.config import TokenizerConfig
 from data_prep.encode import Encoder
 from data_prep.tokenizer import Vocabulary
@@ -93,6 +94,41 @@ def test_word_by_word_gives_the_ids_of_the_whole(tmp_path: Path) -> None:
         assert by_word.encode(text).tolist() == whole.encode(text, add_special_tokens=False).ids
 
     law()
+
+
+def byte_level(folder: Path, normalizer: normalizers.Normalizer | None = None) -> tuple[Tokenizer, Path]:
+    """A byte-level BPE tokenizer of a few words, and the file it is in."""
+    texts = [f"{prose(n)} it's  two\n\n the_end, <mask> 1900 Thé \u6cb3\u5ddd" for n in range(20)]
+    tokenizer = vocabularies.train("bpe", lambda: iter(texts), 330, False, 1)
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.encode_special_tokens = True
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer, folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.Lowercase()])
+def test_byte_level_pieces_give_the_ids_of_the_whole(normalizer: normalizers.Normalizer | None, tmp_path: Path) -> None:
+    """Also with runs of spaces of every kind, accents after a space, contractions and special tokens in the text."""
+    whole, path = byte_level(tmp_path, normalizer)
+    by_piece = Encoder(path)
+    assert by_piece._chunks is not None
+    words = ["river", "it's", "'s", "1900", "Thé", "́", "河川", "a_b", "(a,b).", "<mask>", "<s>", "😀", "Σ"]
+    spaces = [" ", "  ", "\n", "\t ", "\r\n", "\x1c", "\x1f", "\x85", "\u00a0", "\u180e", "\u200b", "\u2028", "\u3000"]
+
+    @given(st.lists(st.sampled_from([*words, *spaces, " "]) | st.text(max_size=3), max_size=30).map("".join))
+    def law(text: str) -> None:
+        assert by_piece.encode(text).tolist() == whole.encode(text, add_special_tokens=False).ids
+
+    law()
+
+
+def test_byte_level_tokenizers_that_add_a_space_are_asked_for_the_whole(tmp_path: Path) -> None:
+    tokenizer, path = byte_level(tmp_path)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.save(str(path))
+    assert Encoder(path)._chunks is None
+    assert Encoder(path).encode("a b").tolist() == tokenizer.encode("a b", add_special_tokens=False).ids
 
 
 def test_tokenizers_that_look_across_spaces_are_asked_for_the_whole(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Wrong requests end with one line before any process starts; --dry_run shows what would be run."""
 
 import json
+import re
+import shlex
 import shutil
 import socket
 from pathlib import Path
@@ -15,7 +17,7 @@ from asa.config import field_names, save_yaml
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from launch.__main__ import finetune_commands, reads_the_hub
-from launch.command import deepspeed_command
+from launch.command import deepspeed_command, remote_signals
 from launch.nodes import Nodes
 from launch.options import ClusterOptions, FinetuneOptions
 from pretrain.config import PretrainConfig
@@ -161,6 +163,17 @@ def test_the_processes_of_a_run_get_its_flags(make: Make, ask: Ask, tmp_path: Pa
     assert done.code == 0, done.err
     assert "deepspeed --num_accelerators 2 --master_port" in done.out
     assert done.out.strip().endswith(f"--module finetune run --config {tmp_path / 'tune.yaml'}")
+
+
+@pytest.mark.parametrize("last", [["--out", "runs/asa"], ["--seed", "1"]])
+def test_a_signal_to_other_machines_reaches_the_ranks_of_this_run_alone(last: list[str]) -> None:
+    module = ["pretrain", "run", "--config", "a.yaml", *last]
+    line = " ".join(["/venv/bin/python", "-u", "-m", *module])
+    for command in remote_signals(Nodes({"a": 1, "b": 1}, node=0), module):
+        pattern = shlex.split(command[-1])[-1]
+        assert re.search(pattern, line)
+        assert not any(re.search(pattern, line + more) for more in ("-seed1", "2", " --steps 9"))
+        assert not re.search(pattern, command[-1])
 
 
 def test_machines_that_pdsh_does_not_reach_are_refused(
