@@ -27,7 +27,8 @@ class Batch:
     positions: M indices into the flattened BL of the masked tokens (mlm only).
     total_rows: sequences that pass the encoder in this optimizer step, over all micro-batches and ranks, without the
     fillers of kind choice: an answer that a question does not have is a sequence of padding alone.
-    total_labels: labelled units in this optimizer step, over all micro-batches and ranks.
+    total_labels: labelled units in this optimizer step, over all micro-batches and ranks. Of kind classification a row
+    may be unlabelled (-100); choices and numbers are all labelled.
     """
 
     kind: Kind
@@ -48,14 +49,23 @@ class Batch:
             )
         return (mask == 0).flatten(0, -2)
 
+    @property
+    def total_compared(self) -> int:
+        """Units in this optimizer step of which two predictions are compared: as those labelled, but of kind
+        classification every row, since a divergence needs no label."""
+        return self.total_rows if self.kind == "classification" else self.total_labels
+
+    def by_row(self) -> dict[str, Tensor]:
+        """The inputs that have something for each row; the others are what all rows share."""
+        rows = len(self.inputs["input_ids"])
+        return {name: value for name, value in self.inputs.items() if _has(value, rows)}
+
     def twice(self) -> "Batch":
         """Its rows, then its rows again; the totals stay, and what all rows share."""
         positions = self.positions
         if positions is not None:
             positions = torch.cat([positions, positions + self.inputs["input_ids"].numel()])
-        rows = len(self.inputs["input_ids"])
-        each = {name: value for name, value in self.inputs.items() if _has(value, rows)}
-        inputs = self.inputs | {name: torch.cat([value, value]) for name, value in each.items()}
+        inputs = self.inputs | {name: torch.cat([value, value]) for name, value in self.by_row().items()}
         return replace(self, inputs=inputs, labels=torch.cat([self.labels, self.labels]), positions=positions)
 
     def to(self, device: torch.device) -> "Batch":

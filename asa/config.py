@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 import pydantic
 import yaml
@@ -75,10 +75,19 @@ def _explain(cls: Any, item: Any) -> str:
     if item["type"] == "missing":
         return f"{key} is not set; give --{key}"
     message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "too_short":
+        message = f"give at least {item['ctx']['min_length']}"
     allowed = _allowed(cls, item["loc"])
     flag = f"set --{key}" if item["loc"] else ""
-    value = f"{key} = {item['input']!r}" if item["loc"] else key
+    value = f"{key} = {_shown(item['input'])}" if item["loc"] else key
     return ", ".join(part for part in (f"{value}: {message}", allowed, flag) if part)
+
+
+def _shown(value: Any) -> str:
+    """A value as one gives it on the command line; text in quotes."""
+    if isinstance(value, list | tuple):
+        return ", ".join(str(part) for part in cast("Sequence[Any]", value)) or "nothing"
+    return repr(value)
 
 
 def _allowed(cls: Any, loc: Sequence[Any]) -> str:

@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as hf_logging
 
 from asa.errors import RequestError
 from asa.families import family
+from asa.tokenizer import ids_of, load_tokenizer
 from asa.typed import manual_seed
 
 MASKED_LM: Any = AutoModelForMaskedLM  # whose methods have types in part
@@ -40,11 +48,33 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     if length > most:
         raise RequestError(f"{folder} reads at most {most} tokens, rows have {length}; make shorter rows or set {flag}")
     if vocab > config.vocab_size:
-        raise RequestError(f"{folder} has embeddings for {config.vocab_size} ids, the rows use {vocab}; set {flag}")
+        raise RequestError(f"{folder} has embeddings for {config.vocab_size} ids, the tokenizer {vocab}; set {flag}")
     index = folder / WEIGHTS[1]
     parts: set[str] = set(_read_json(index, flag)["weight_map"].values()) if index.is_file() else set()
     if lost := sorted(name for name in parts if not (folder / name).is_file()):
         raise RequestError(f"{folder} lacks {lost[0]}, which {index.name} lists; give a complete folder by {flag}")
+    for name in sorted({WEIGHTS[0], *parts}):
+        check_weights(folder / name, flag)
+
+
+def check_reader(folder: Path, flag: str, length: int = 1) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder whose rows it makes itself. Raises: as check_model and load_tokenizer; also
+    where the tokenizer has ids, though of added tokens that no text may use, for which the model has no embedding."""
+    check_model(folder, flag, length)  # first: where there is no model, its tokenizer is not what is missing
+    tokenizer = load_tokenizer(folder, flag)
+    check_model(folder, flag, length, ids_of(tokenizer))
+    return tokenizer
+
+
+def check_weights(file: Path, flag: str) -> None:
+    """Raises RequestError for a safetensors file that is cut off or none; one that is not there passes."""
+    if not file.is_file():
+        return
+    try:
+        with safe_open(file, "pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise RequestError(f"{file} is damaged ({error}); give a complete folder by {flag}") from None
 
 
 def _read_json(path: Path, flag: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Task losses, divergences and the penalty: pure functions of logits, in fp32.
 
 Every loss is a sum over its units divided by the units of the whole optimizer step (Batch.total_*): added up over
-micro-batches and ranks it is the mean over the step.
+micro-batches and ranks it is the mean over the step. A divergence of two passes needs no label and counts the rows of
+a classification that have none.
 """
 
 from typing import Any
@@ -67,7 +68,7 @@ def compared(both: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]
 def divergence(clean: Output, other: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
     """The terms of L_asa (Eq. 9; token and sentence term of Eq. 10 for MLM), by name."""
     if batch.kind == "regression":
-        return {"asa": _regression(clean.logits, other.logits, config) / batch.total_labels}
+        return {"asa": _regression(clean.logits, other.logits, config) / batch.total_compared}
     return _terms(between(clean.log_probs, other.log_probs, config), clean, other, batch, config)
 
 
@@ -80,7 +81,7 @@ def _terms(per_unit: Tensor, clean: Output, other: Output, batch: Batch, config:
         if config.token_mean == "rows":
             return {"asa": per_unit.sum() / batch.total_rows}
         return {"asa": per_unit[batch.labels != IGNORE].sum() / batch.total_labels}
-    return {"asa": per_unit.sum() / batch.total_labels}
+    return {"asa": per_unit.sum() / batch.total_compared}
 
 
 def between(clean_NC: Tensor, other_NC: Tensor, config: ASAConfig) -> Tensor:

@@ -4,6 +4,7 @@ The manifest lists every file of the folder with its size and sha256, the facts 
 own content, so that a changed byte is found anywhere, in the manifest too. Shards and checkpoints use the same form.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from asa.errors import RequestError, WorkError
 
 NAME = "manifest.json"
 _SIGNATURE = "sha256"
+_MARK = ".unfinished-asa"  # in FOLDER.partial: it is ours, and locked while it is worked in
 
 
 def file_sha256(path: Path) -> str:
@@ -42,12 +44,12 @@ def write(folder: Path, kind: str, facts: dict[str, Any]) -> None:
         fsync(path)
     paths = [path for path in everything if path.is_file() and path.name != NAME]
     hashes = _hashes(paths)
-    files = {
+    listed = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, hashes, strict=True)
     }
     # As it will be read: JSON makes text of keys and lists of tuples, and what is read must give the same text again.
-    content = json.loads(json.dumps({"kind": kind, "facts": facts, "files": files}))
+    content = json.loads(json.dumps({"kind": kind, "facts": facts, "files": listed}))
     partial = folder / (NAME + ".partial")
     partial.write_text(_signed(content))
     fsync(partial)
@@ -65,12 +67,18 @@ def read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     return _read(folder, kind, flag)["facts"]
 
 
+def files(folder: Path, kind: str, flag: str) -> list[str]:
+    """The files that a complete folder lists, by their paths in it; what else lies there is none of its. Raises: as
+    `read`."""
+    return sorted(_read(folder, kind, flag)["files"])
+
+
 def verify(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """As `read`, and every byte is hashed. Raises WorkError naming the first damaged file."""
     content = _read(folder, kind, flag)
-    files = content["files"]
-    for name, found in zip(files, _hashes([folder / name for name in files]), strict=True):
-        if found != files[name]["sha256"]:
+    listed = content["files"]
+    for name, found in zip(listed, _hashes([folder / name for name in listed]), strict=True):
+        if found != listed[name]["sha256"]:
             raise WorkError(f"{folder / name} is damaged: its sha256 is not the one in {NAME}; make the folder anew")
     return content["facts"]
 
@@ -140,18 +148,44 @@ def replaceable(folder: Path, kind: str, flag: str) -> None:
 
 @contextmanager
 def staging(folder: Path) -> Generator[Path]:
-    """A fresh sibling folder that becomes `folder` on success and vanishes on any exception."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    """A fresh folder that becomes `folder` on success and vanishes on any exception.
+
+    It is made in FOLDER.partial; what a killed attempt has left there is removed.
+    Raises: RequestError where FOLDER.partial cannot be made, is another's or is in use.
+    """
+    root = folder.with_name(folder.name + ".partial")
+    with _claimed(root):
+        fresh = root / "out"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        try:
+            yield fresh
+        except BaseException:
+            shutil.rmtree(root, ignore_errors=True)
+            raise
+        for path in fresh.rglob("*"):
+            fsync(path)
+        if folder.exists():
+            shutil.rmtree(folder)
+        fresh.rename(folder)
+        fsync(folder.parent)
+        shutil.rmtree(root)
+
+
+@contextmanager
+def _claimed(root: Path) -> Generator[None]:
+    """Hold the lock in `root`, made where it is not there. Raises RequestError for a folder with another's files."""
+    mark = root / _MARK
     try:
-        yield partial
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    for path in partial.rglob("*"):
-        fsync(path)
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
-    fsync(folder.parent)
+        root.mkdir(parents=True, exist_ok=True)
+        if not mark.is_file() and any(root.iterdir()):
+            raise RequestError(f"{root} is there and is no unfinished work; move it or set another --out")
+        file = mark.open("w")
+    except OSError as error:
+        raise RequestError(f"{root} cannot be made ({error.strerror}); set another --out") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RequestError(f"another process is writing {root}; wait for it or set another --out") from None
+        yield

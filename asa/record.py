@@ -4,6 +4,7 @@ metrics.jsonl has one JSON object per line: {"event": "start", ...facts}, any nu
 "step": n, ...values} and, when the run is complete, {"event": "end", ...}. A run without an end line is unfinished.
 """
 
+import errno
 import hashlib
 import importlib
 import json
@@ -25,6 +26,7 @@ from asa.errors import WorkError
 
 NAME = "metrics.jsonl"
 DRAWN = ("train", "eval")  # events whose numbers are curves
+FULL = (errno.ENOSPC, errno.EDQUOT)
 Value = float | int | str | bool | list[float] | None
 
 
@@ -57,7 +59,7 @@ class Record:
         _put(folder / "environment.json", json.dumps(installed(), indent=1) + "\n")
         if resume is None:
             shutil.rmtree(self._curves, ignore_errors=True)
-        with _refusal_told(self._curves):
+        with refusal_told(self._curves):
             # It drops what it has from purge_step on, that step too, of which the lines above are kept.
             self._board = SummaryWriter(str(self._curves), purge_step=None if resume is None else resume + 1)
         if wandb is not None:
@@ -73,7 +75,7 @@ class Record:
         if event not in DRAWN:
             return
         scalars = {f"{event}/{tag}": item for tag, item in _scalars(values).items()}
-        with _refusal_told(self._curves):
+        with refusal_told(self._curves):
             for tag, item in scalars.items():
                 self._board.add_scalar(tag, item, step)
         if self._wandb is not None:
@@ -95,30 +97,30 @@ class Record:
         if wandb is not None:
             wandb.finish()
         if board is not None:
-            with _refusal_told(self._curves):
+            with refusal_told(self._curves):
                 board.close()
 
     def _append(self, event: dict[str, Any]) -> None:
-        with _refusal_told(self.path), self.path.open("a+b") as file:
+        with refusal_told(self.path), self.path.open("a+b") as file:
             _cut_torn_line(file)
             file.write(json.dumps(event, allow_nan=False).encode() + b"\n")
 
 
 @contextmanager
-def _refusal_told(path: Path) -> Generator[None]:
+def refusal_told(path: Path) -> Generator[None]:
     """Inside, what the system refuses to write to `path` is failed work and no traceback."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        message = f"{path} cannot be written: {reason}; free some space and give the same command again"
-        raise WorkError(message) from error
+        advice = "free some space" if error.errno in FULL else "mend that"
+        raise WorkError(f"{path} cannot be written: {reason}; {advice} and give the same command again") from error
 
 
 def _put(path: Path, text: str) -> None:
     """Write a file, in a folder made for it, aside and rename it: it is never there by half."""
     partial = path.with_suffix(".partial")
-    with _refusal_told(path):
+    with refusal_told(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(text)
@@ -169,11 +171,11 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     events: list[dict[str, Any]] = []
-    lines = path.read_text().splitlines()
+    lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
+            events.append(json.loads(line.decode()))
+        except ValueError:  # no JSON or no UTF-8: a line may be torn inside a character
             if number < len(lines):
                 raise WorkError(f"line {number} of {path} is damaged; restore the file, or remove that line") from None
     return events

@@ -106,13 +106,15 @@ def sample(log_probs_MV: Tensor) -> Tensor:
     """One id per row, M, drawn from its distribution; no gradient. The draw follows torch's seed.
 
     By the inverse of the cumulative distribution: one random number per row instead of V, and no wait for the device,
-    which torch.multinomial makes to check its input.
+    which torch.multinomial makes to check its input. Of a row that is not finite the draw means nothing, but it is an
+    id: the step goes on to where its loss is found out and the update is not made.
     """
     with torch.no_grad():
         reached_MV = log_probs_MV.exp().cumsum(-1)
         # In (0, 1]: at 0 an id of no probability would be drawn.
         drawn_M1 = 1 - torch.rand(len(reached_MV), 1, device=reached_MV.device)
-        return torch.searchsorted(reached_MV, drawn_M1 * reached_MV[:, -1:]).squeeze(-1)
+        found_M1 = torch.searchsorted(reached_MV, drawn_M1 * reached_MV[:, -1:])
+        return found_M1.squeeze(-1).clamp_max(reached_MV.shape[-1] - 1)
 
 
 def replace_tokens(masked: Batch, sampled_M: Tensor, total_labels: int) -> Batch:

@@ -41,6 +41,11 @@ def for_words(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     return spaced
 
 
+def ids_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The embeddings that it needs: its largest id and one."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def vocab_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of the token -> id table and the special tokens: equal hashes mean equal ids for equal text pieces."""
     table = {"vocab": tokenizer.get_vocab(), "special": tokenizer.special_tokens_map}

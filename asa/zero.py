@@ -15,7 +15,7 @@ from asa.errors import WorkError
 from asa.model import Output, TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, PartNorms, build_optimizer, set_updates, start
 from asa.signal import Perturb, Tap
-from asa.zero_settings import MIN_LOSS_SCALE, deepspeed_settings
+from asa.zero_settings import MIN_LOSS_SCALE, deepspeed_settings, working_stage
 
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # what changes of DeepSpeed's loss scalers
 
@@ -44,20 +44,18 @@ class DeepSpeedEngine(Passes):
         # and a lock left behind by a process that is killed meanwhile. Training calls none of them.
         deepspeed.ops.__compatible_ops__ = {}
         super().__init__(module, optim, steps, device)
-        self._zero, self._half, self.partitioned = zero, precision != "fp32", zero == 3
+        zero = working_stage(zero, precision)
+        self._zero, self.partitioned = zero, zero == 3
         settings = deepspeed_settings(optim, zero, precision, micro_batch, offload)
         self._adam: torch.optim.Optimizer
-        if zero == 0 and not self._half:
+        if zero == 0:
             # The one mode where DeepSpeed clips without telling the norm, and updates by whatever the gradient is.
             settings["gradient_clipping"] = 0.0
             self._adam = ClippingAdamW(module, optim)
         else:
             self._adam = build_optimizer(module, optim)
-        # While it is built, DeepSpeed's ZeRO 0 in half precision makes an update, whose weight decay would be applied.
-        set_rate(self._adam, 0.0)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
         self._norms = PartNorms(self._adam, partitioned=zero > 0)
-        self._wholes = self._whole_masters() if zero == 0 else {}
         start(self._adam, self._updated())
         if zero in (1, 2):
             self._optimizer._lazy_init_hp_params_optimizer_state()
@@ -77,9 +75,8 @@ class DeepSpeedEngine(Passes):
         return tuple(gradient.float() / scale for gradient in super().ascend(loss * scale, wrt))
 
     def backward(self, loss: Tensor) -> None:
-        # DeepSpeed averages over ranks; our losses are shares of a sum. On ZeRO 0 it divides by the loss scale only.
-        scale = self._loss_scale() if self._zero == 0 else 1.0
-        self._engine.backward(self._vetoed(loss) * (dist.world() * scale))
+        # DeepSpeed averages over ranks; our losses are shares of a sum.
+        self._engine.backward(self._vetoed(loss) * dist.world())
 
     def step(self, norms: bool = False) -> StepStats:
         rate, scale = self._next_rate(), self._loss_scale()
@@ -98,17 +95,19 @@ class DeepSpeedEngine(Passes):
             self._update_scale(not applied)
         norm = self._engine.get_global_grad_norm()
         assert norm is not None
-        if self._zero == 0:
-            norm = norm / scale  # alone of all it tells the norm as scaled
         return StepStats(applied, norm, rate, scale, *(self._norms.read(norm) if applied else (None, None)))
 
     def _loss_scale(self) -> float:
         return float(getattr(self._optimizer, "loss_scale", 1.0))
 
     def _clear(self) -> None:
-        """Gradients of parameters that the next backward may not reach, which DeepSpeed leaves to be overwritten."""
+        """Gradients that DeepSpeed leaves to be overwritten, by a backward that may not reach their parameters."""
         if self.partitioned:
             self._optimizer.grad_partitions_flat_buffer.zero_()
+        elif self._zero:
+            # With offload, a step that is skipped would leave its sums to the next.
+            sums = self._optimizer.averaged_gradients
+            sums.update(dict.fromkeys(sums))
         for p in self._updated():
             if p.grad is not None:
                 p.grad.zero_()
@@ -157,7 +156,7 @@ class DeepSpeedEngine(Passes):
         """What holds the state of the dynamic loss scale; an empty thing outside FP16."""
         if self._update_scale is None:
             return SimpleNamespace()
-        return self._optimizer.loss_scale_config if self._zero == 0 else self._optimizer.loss_scaler
+        return self._optimizer.loss_scaler
 
     def _updated(self) -> list[Tensor]:
         """The fp32 tensors that AdamW updates: parameters, their fp32 copies, or this rank's part of all in a row."""
@@ -165,20 +164,12 @@ class DeepSpeedEngine(Passes):
             return self._optimizer.fp32_partitioned_groups_flat
         return [p for group in self._adam.param_groups for p in group["params"]]
 
-    def _whole_masters(self) -> dict[nn.Parameter, Tensor]:
-        """ZeRO 0: the fp32 weight of each parameter, which outside half precision is the parameter."""
-        if not self._half:
-            return {p: p for p in self.module.parameters()}
-        pairs = zip(self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True)
-        return {p: master for low, high in pairs for p, master in zip(low, high, strict=True)}
-
     def _whole(self, p: nn.Parameter, state: State) -> Tensor:
         """On ZeRO 0 the tensor itself, else gathered from all ranks."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         if self._zero == 0:
-            master = self._wholes[p]
-            return (master if state == "weights" else self._adam.state[master][state]).detach()
+            return (p if state == "weights" else self._adam.state[p][state]).detach()
         whole = safe_get_full_fp32_param(p) if state == "weights" else safe_get_full_optimizer_state(p, state)
         assert whole is not None, f"DeepSpeed has no {state} of a parameter of shape {tuple(p.shape)}"
         return whole.detach()
@@ -205,13 +196,10 @@ class DeepSpeedEngine(Passes):
 
     def _follow_masters(self) -> None:
         """Make the weights that are computed with from the fp32 ones, as a step does."""
-        if self._zero == 0:
-            for p, master in self._wholes.items():
-                p.data.copy_(master)
-        elif self.partitioned:
+        if self.partitioned:
             for group in range(len(self._optimizer.fp16_groups)):
                 self._optimizer._reassign_or_swap_out_partitioned_parameters(group)
-        else:
+        elif self._zero:
             self._optimizer.update_lp_params()
 
 

@@ -11,6 +11,15 @@ from asa.optim import OptimConfig
 MIN_LOSS_SCALE = 1
 
 
+def working_stage(zero: int, precision: Precision) -> int:
+    """The ZeRO stage that does the work of stage `zero`: in half precision 2 for 0 and 1.
+
+    Gradients are summed over the window in fp32, or each further micro-batch would be rounded against all before it.
+    DeepSpeed does that on 2 and 3 alone: 0 refuses it, and on 1 its BF16 optimizer counts several backwards wrongly.
+    """
+    return zero if precision == "fp32" else max(zero, 2)
+
+
 def deepspeed_settings(
     optim: OptimConfig, zero: int, precision: Precision, micro_batch: int, offload: bool = False
 ) -> dict[str, Any]:
@@ -24,6 +33,7 @@ def deepspeed_settings(
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,
         "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {
             "stage": zero,
             "contiguous_gradients": True,

@@ -72,7 +72,8 @@ def make_shards(folder: Path, rows: int, length: int) -> None:
     words = {f"{'##' if number % 3 == 1 else ''}{number}": number for number in range(_VOCAB)}
     backend = Tokenizer(models.WordPiece(words, unk_token="0"))
     PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder / TOKENIZER)
-    manifest.write(folder, "shards", {"vocab_size": _VOCAB, "special_ids": _SPECIAL, "length": length})
+    facts = {"vocab_size": _VOCAB, "special_ids": _SPECIAL, "length": length, "rows": {"train": rows, "heldout": 0}}
+    manifest.write(folder, "shards", facts)
 
 
 def measure(request: ReaderConfig, folder: Path) -> dict[str, list[float]]:

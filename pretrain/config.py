@@ -55,11 +55,11 @@ class PretrainConfig(MethodsConfig):
     mask_share: Annotated[float, Field(gt=0, le=0.5)] = 0.15
     """Share of a row's tokens that are predicted; every full row predicts the same number."""
     masking: Masking = "token"
-    """What is masked: token (single ones), word (whole words) or span (runs of 1 to 10 words, 4.5 on average)."""
+    """What is masked: token (single ones), word (whole words) or span (runs of 1 to 10 words, 3.8 on average)."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of sample order, MLM masks, dropout and new parameters."""
     zero: Literal[0, 1, 2, 3] = 2
-    """DeepSpeed ZeRO stage."""
+    """DeepSpeed ZeRO stage; in bf16 and fp16, 2 works in the place of 0 and 1."""
     offload: bool = False
     """Keep the optimizer's state, 12 bytes per parameter, in the CPU's memory and update there; ZeRO 1, 2 or 3."""
     precision: Precision = "fp32"

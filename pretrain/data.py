@@ -1,6 +1,7 @@
 """Rows -> batches, as a pure function of (seed, step): the same rows and masks for any number of processes."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from asa import manifest
 from asa.batch import Batch
+from asa.errors import WorkError
 from pretrain.masking import Ids, MaskedRows, Masking, Rule, Special, mask_rows
 from pretrain.words import word_starts
 
@@ -20,16 +22,27 @@ TOKENIZER = "tokenizer"  # folder in the shards
 
 
 class Rows:
-    """Memory-mapped rows of one split ("train" or "heldout"); indexing copies just the rows asked for."""
+    """Memory-mapped rows of one split ("train" or "heldout"); indexing copies just the rows asked for.
+
+    Of the files that the manifest lists: another one beside them is none of the data.
+    Raises: WorkError where they have not the rows that the manifest says.
+    """
 
     def __init__(self, folder: Path, split: str) -> None:
         self.parts: list[NDArray[np.unsignedinteger]] = []
-        for path in sorted(folder.glob(f"{split}-*.arrow")):
-            table = Dataset.from_file(str(path)).data.table
+        for name in manifest.files(folder, "shards", "--data"):
+            if not fnmatch(name, f"{split}-*.arrow"):
+                continue
+            table = Dataset.from_file(str(folder / name)).data.table
             for chunk in table.column("input_ids").chunks:
                 values = chunk.flatten().to_numpy(zero_copy_only=True)
                 self.parts.append(values.reshape(len(chunk), -1))
         self.ends = np.cumsum([0, *map(len, self.parts)])
+        said = manifest.read(folder, "shards", "--data")["rows"][split]
+        if len(self) != said:
+            raise WorkError(
+                f"{folder} has {len(self)} {split} rows, of which its {manifest.NAME} says {said}; make the folder anew"
+            )
 
     def __len__(self) -> int:
         return int(self.ends[-1])

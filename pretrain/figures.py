@@ -33,8 +33,8 @@ class Meter:
 
     def __init__(self, run: Run) -> None:
         self.steps, self._start = 0, time.perf_counter()
-        self.peak = peak(run.device, run.config.precision)
-        self.flops = 0  # of this rank's share of a step; counted once, where the peak is known
+        self.peak = peak(run.device, run.config.precision) if countable(run) else None
+        self.flops = 0  # of this rank's share of a step; counted once, where the peak is known and the count true
 
     def rate(self) -> float | None:
         """Steps per second since the last call; None where no step was timed. The caller has waited for the device."""
@@ -59,6 +59,12 @@ class Meter:
             yield
         self.flops = counter.get_total_flops()
         self.steps -= 1
+
+
+def countable(run: Run) -> bool:
+    """Whether torch's count in one step is the work of every step, each matrix product once. It misses those of fused
+    kernels, which an attack may run in; not all methods attack in every step; what is recomputed is counted again."""
+    return not (run.method.uses_adversary or run.config.activation_checkpointing)
 
 
 def peak(device: torch.device, precision: Precision) -> float | None:

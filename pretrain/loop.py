@@ -1,6 +1,7 @@
 """The pre-training loop: batches -> objective -> method -> engine, with log lines, evaluations and checkpoints."""
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from asa.config import save_yaml
 from asa.engine import StepStats
 from asa.errors import RequestError, WorkError
 from asa.methods import At
-from asa.record import Record, Value
+from asa.record import Record, Value, refusal_told
 from pretrain.config import PretrainConfig
 from pretrain.faults import Fault
 from pretrain.figures import Meter, figures
@@ -55,17 +56,16 @@ def train(config: PretrainConfig, device: torch.device) -> None:
         found = dist.on_main(lambda: newest(config, dist.world(), print))
         run = build(config, device, found)
         watchdog.beat()
-        record = Record(config.out, facts_of(run), dist.is_main(), run.step or None, config.wandb)
+        record = _open_record(run)
         stack.callback(record.close)
-        if dist.is_main():
-            save_yaml(config, config.out / "config.yaml")
         bar = stack.enter_context(progress_bar(config.method, run.step, config.steps))
         session = Session(run, record, bar, stop, watchdog, Meter(run), time.perf_counter() - run.seconds)
         if 0 < run.step < config.steps:
             _record(session, "resume", run.step, {"processes": dist.world()})
         if _steps(session):
             seconds = time.perf_counter() - session.began
-            record.end({"seconds": seconds, "tokens": run.step * run.tokens_per_step, "steps": run.step})
+            last = {"seconds": seconds, "tokens": run.step * run.tokens_per_step, "steps": run.step}
+            dist.on_main(lambda: record.end(last))
         else:
             bar.close()
             say(f"stopped at step {run.step} of {config.steps}; the same command continues it")
@@ -73,11 +73,41 @@ def train(config: PretrainConfig, device: torch.device) -> None:
 
 def _check_inputs(config: PretrainConfig) -> None:
     """Verify every byte of the shards. Raises RequestError where another machine has other shards or another model."""
-    dist.on_main(lambda: manifest.verify(config.data, "shards", "--data"))
+    _verify(config)
     found = dist.gather(inputs(config))
     for rank, theirs in enumerate(found):
         if wrong := [name for name in theirs if theirs[name] != found[0][name]]:
             raise RequestError(f"rank {rank} finds another {wrong[0]} than rank 0 there; copy it, or set --{wrong[0]}")
+
+
+def _verify(config: PretrainConfig) -> None:
+    """Hash the shards on every machine. Raises WorkError, on every rank, where one's are damaged."""
+    wrong_here: Exception | None = None
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # each machine may have a copy of its own
+        try:
+            manifest.verify(config.data, "shards", "--data")
+        except (RequestError, WorkError) as error:
+            wrong_here = error
+        except OSError as error:
+            wrong_here = WorkError(f"{config.data} cannot be read: {error}")
+    for rank, error in enumerate(dist.gather(wrong_here)):
+        if error is not None:
+            raise error if rank == 0 else type(error)(f"rank {rank}: {error}")
+
+
+def _open_record(run: Run) -> Record:
+    """Rank 0's record of the run, an idle one elsewhere; config.yaml stands beside it. Raises WorkError, on every rank,
+    where they cannot be written."""
+    config, made = run.config, list[Record]()
+
+    def write() -> None:
+        path = config.out / "config.yaml"
+        with refusal_told(path):
+            save_yaml(config, path)
+        made.append(Record(config.out, facts_of(run), resume=run.step or None, wandb=config.wandb))
+
+    dist.on_main(write)
+    return made[0] if made else Record(config.out, {}, active=False)
 
 
 def _steps(session: Session) -> bool:
@@ -156,7 +186,7 @@ def _evaluated(session: Session) -> bool:
     """Whether the position that the run starts from needs no evaluation, or has it in the record."""
     run = session.run
     due = run.step % run.config.eval_every == 0 or run.step == run.config.steps
-    return not due or dist.any_(run.step in session.record.steps("eval"))
+    return not due or dist.on_main(lambda: run.step in session.record.steps("eval"))
 
 
 def _evaluate_and_log(session: Session) -> bool:
@@ -196,10 +226,12 @@ def _save(session: Session, must: bool) -> None:
 
 
 def _record(session: Session, event: str, step: int, values: Mapping[str, Value]) -> None:
-    """A line of the record; where the disk refuses, as with a checkpoint, the run may go on without."""
+    """A line of the record, all ranks call it; where the disk refuses, as with a checkpoint, the run may go on
+    without."""
     try:
-        session.record.log(event, step, values)
+        dist.on_main(lambda: session.record.log(event, step, values))
     except WorkError as error:
         if session.run.config.on_save_error == "stop":
             raise
-        session.bar.write(f"warning: {error}; the run goes on without that line")
+        if dist.is_main():
+            session.bar.write(f"warning: {error}; the run goes on without that line")

@@ -1,9 +1,10 @@
 """Which tokens of a row are predicted and what the model reads in their place, vectorised over rows.
 
 token: single tokens (Devlin et al. 2019, section 3.1). word: whole words (the same authors' whole-word models).
-span: runs of 1 to 10 words, lengths geometric with p = 0.2 (Joshi et al. 2020, SpanBERT, section 3.1), each run
-corrupted as one. What differs from the papers: a row's count is exact, so at most one word or span of it is chosen in
-part, and spans are drawn by cutting the whole row into them, so no draw is ever repeated.
+span: runs of 1 to 10 words, lengths geometric with p = 0.2 (Joshi et al. 2020, SpanBERT, section 3.1; as in its program
+the probabilities of 1 to 10 are scaled to sum to 1), each run corrupted as one. What differs from the papers: a row's
+count is exact, so at most one word or span of it is chosen in part, and spans are drawn by cutting the whole row into
+them, so no draw is ever repeated. Never chosen are padding, [CLS], [SEP] and [MASK]; [UNK] is, as in BERT's program.
 """
 
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ Ids = NDArray[np.integer]
 Flags = NDArray[np.bool_]
 
 TO_MASK, TO_RANDOM = 0.8, 0.1
-SPAN_END, SPAN_MOST = 0.2, 10  # chance that a word ends its span; words of the longest span
+SPAN_END, SPAN_MOST = 0.2, 10  # p of the geometric distribution; words of the longest span
+SPAN_UP_TO = (1 - (1 - SPAN_END) ** np.arange(1, SPAN_MOST)) / (1 - (1 - SPAN_END) ** SPAN_MOST)  # P(words <= 1 to 9)
 
 
 @dataclass(frozen=True)
 class Special:
-    """Ids that are never masked, the mask id, and the size of the vocabulary random tokens come from."""
+    """The four ids that are never chosen, and the size of the vocabulary random tokens come from."""
 
     pad: int
     cls: int
@@ -33,7 +35,7 @@ class Special:
     vocab: int
 
     def table_V(self) -> Flags:
-        """True at the ids that are never masked."""
+        """True at the ids that are never chosen."""
         table_V = np.zeros(self.vocab, dtype=bool)
         table_V[[self.pad, self.cls, self.sep, self.mask]] = True
         return table_V
@@ -118,11 +120,15 @@ def _alone(fixed_RL: Flags) -> Flags:
 
 
 def _spans(words_RL: Flags, alone_RL: Flags, cuts_RL: NDArray[np.float32]) -> Flags:
-    """True where a span begins, given where words do: by chance, and at the latest after SPAN_MOST words."""
-    begins_RL = alone_RL | (words_RL & (cuts_RL < SPAN_END))
-    nth_RL = words_RL.cumsum(axis=1)
-    inside_RL = nth_RL - np.maximum.accumulate(np.where(begins_RL, nth_RL, 0), axis=1)
-    return begins_RL | (words_RL & (inside_RL % SPAN_MOST == 0))
+    """True where a span begins, given where words do: where the words that the one before has drawn are over."""
+    lengths_RL = (1 + np.searchsorted(SPAN_UP_TO, cuts_RL, side="right")).astype(np.int8)  # of a span that begins here
+    words_LR, begins_LR, lengths_LR = words_RL.T.copy(), alone_RL.T.copy(), lengths_RL.T.copy()
+    left_R = np.zeros(len(words_RL), dtype=np.int8)  # words that the span still takes
+    for words_R, begins_R, lengths_R in zip(words_LR, begins_LR, lengths_LR, strict=True):
+        begins_R |= words_R & (left_R == 0)
+        np.copyto(left_R, lengths_R, where=begins_R)
+        left_R -= words_R
+    return begins_LR.T
 
 
 def _first(begins_RL: Flags) -> Ids:

@@ -67,12 +67,16 @@ def _shown(facts: dict, key: str) -> str:
 
 @contextmanager
 def only_run(out: Path) -> Iterator[None]:
-    """Hold OUT/.lock on rank 0. Raises RequestError on every rank where another process writes into `out`."""
+    """Hold OUT/.lock on rank 0. Raises RequestError on every rank where another process writes into `out`, or this one
+    cannot."""
     with ExitStack() as stack:
 
         def lock() -> None:
-            out.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context((out / ".lock").open("w"))
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context((out / ".lock").open("w"))
+            except OSError as error:
+                raise RequestError(f"{out} is no folder to write into ({error.strerror}); set another --out") from None
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

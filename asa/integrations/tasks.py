@@ -62,7 +62,7 @@ def _sequence_kind(config: PreTrainedConfig) -> Kind:
 
 
 def totals(kind: Kind, batches: Sequence[Mapping[str, Any]]) -> Totals:
-    """Count a window of the collator's batches; a window without labels counts as 1, since its losses are all 0.
+    """Count a window of the collator's batches; a window without labels counts as 1, since its task losses are all 0.
 
     Raises: RequestError for a batch we cannot train on.
     """
@@ -99,6 +99,8 @@ def _check(kind: Kind, inputs: Mapping[str, Any]) -> None:
     ids, labels = inputs["input_ids"], inputs["labels"]
     if kind != "regression" and labels.is_floating_point():
         raise RequestError(f"labels are {labels.dtype}, for {kind!r} they must be integers; mend the data set")
+    if kind == "choice" and (labels == IGNORE).any():
+        raise RequestError(f"a question has label {IGNORE}, for {kind!r} each needs one; leave unlabelled ones out")
     expected = ids.shape if kind in ("mlm", "token") else ids.shape[:1]
     if labels.numel() != expected.numel():
         shape = list(labels.shape)

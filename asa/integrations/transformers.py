@@ -49,7 +49,8 @@ class AdversarialTrainer(TypedTrainer):
       optim lomo, adalomo and the layerwise ones: they update during backward, of which a method may do several.
       optimizers=(yours, ...) for a method with an adversary: its parameters are not in it.
       activation_checkpointing with use_reentrant=True, attention without a float mask, models that are no
-        PreTrainedModel of a supported family (PEFT's are none), multi-label tasks, question answering.
+        PreTrainedModel of a supported family (PEFT's are none), multi-label tasks, question answering, a multiple
+        choice without an answer.
       perturbations that drown in half precision, a start outside its ball.
       methods with replays: they take several optimizer steps per batch, the Trainer one.
       resuming from a checkpoint of another method, or one saved with save_only_model.
@@ -122,12 +123,15 @@ class AdversarialTrainer(TypedTrainer):
             p.grad = torch.zeros_like(p)
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._totals, self._slot = totals(self._kind, batches), 0
+        self._cut = len(batches) < num_batches
         return batches, items
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """One micro-batch's gradients by the method; returns its share of the step's loss, detached."""
+        if self._cut:  # the Trainer makes no step of such a window
+            return torch.zeros((), device=self.args.device)
         self._task.train()
         prepare = getattr(self.optimizer, "train", None)  # schedule-free optimizers have one
         if callable(prepare):
@@ -144,6 +148,8 @@ class AdversarialTrainer(TypedTrainer):
 
     def _begin(self) -> None:
         self._means = Means()
+        if self.state.global_step == 0:  # of a trainer that has trained before too
+            self._method = METHODS[self._name](self._options)
 
     def _updated(self) -> None:
         """After each optimizer step, applied or skipped by an fp16 overflow."""

@@ -33,4 +33,6 @@ def _small(name: str, settings: MethodsConfig) -> list[tuple[str, float]]:
         return [("vat.radius", settings.vat.radius), ("vat.distance", settings.vat.distance)]
     if name == "r3f" and settings.r3f.weight:
         return [("r3f.noise", settings.r3f.noise)]
+    if name == "creat" and settings.creat.temperature:
+        return [("creat.start", settings.creat.start)]
     return []

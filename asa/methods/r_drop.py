@@ -1,8 +1,9 @@
 """R-Drop (Liang et al., NeurIPS 2021, arXiv 2106.14448): two passes that differ in their dropout masks alone.
 
-The mean of both task losses + weight * (KL(a || b) + KL(b || a)) / 2. With nothing masked ASA's divergence is this one,
-which makes R-Drop its control. Without dropout in the model the passes are equal and the term is zero. The paper adds
-both task losses where we take their mean, so that a weight w here acts as an alpha of 2 w there.
+The mean of both task losses + weight * (KL(a || b) + KL(b || a)) / 2, for a regression weight * (a - b)^2. With nothing
+masked ASA's divergence is this one (for MLM its token term), which makes R-Drop its control. Without dropout in the
+model the passes are equal and the term is zero. The paper adds both task losses where we take their mean, so that a
+weight w here acts as an alpha of 2 w there.
 """
 
 from torch import Tensor
@@ -32,7 +33,9 @@ class RDrop(Stateless):
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         one, other = engine.forward(batch), engine.forward(batch)
         task = (task_loss(one, batch) + task_loss(other, batch)) / 2
-        smooth = self.options.weight / 2 * apart(prediction(one, batch), prediction(other, batch), batch)
+        # Of a regression `apart` is one squared difference, else the sum of two divergences.
+        share = 1.0 if batch.kind == "regression" else 0.5
+        smooth = self.options.weight * share * apart(prediction(one, batch), prediction(other, batch), batch)
         loss = task + smooth
         engine.backward(loss)
         return {"loss": loss.detach(), "task": task.detach(), "smooth": smooth.detach()}

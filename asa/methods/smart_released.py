@@ -69,7 +69,7 @@ class SMARTReleased(Stateless):
 
 def _both_ways(clean: Tensor, other: Tensor, batch: Batch) -> Tensor:
     if batch.kind == "regression":
-        return F.mse_loss(other, clean, reduction="sum") / batch.total_labels
+        return F.mse_loss(other, clean, reduction="sum") / batch.total_compared
     return towards(clean.detach(), other, batch) + towards(other.detach(), clean, batch)
 
 

@@ -52,23 +52,23 @@ def prediction(out: Output, batch: Batch) -> Tensor:
 
 def apart(one: Tensor, other: Tensor, batch: Batch) -> Tensor:
     """KL(one || other) + KL(other || one) of two predictions, for a regression their squared difference: the sum over
-    labelled units / Batch.total_labels."""
+    units / Batch.total_compared, of tokens over the labelled ones."""
     if batch.kind == "regression":
-        return F.mse_loss(one, other, reduction="sum") / batch.total_labels
+        return F.mse_loss(one, other, reduction="sum") / batch.total_compared
     return _mean(2 * symmetric_kl(one, other), batch)
 
 
 def towards(target: Tensor, learner: Tensor, batch: Batch) -> Tensor:
     """KL(target || learner) of two predictions, for a regression their squared difference; summed like `apart`."""
     if batch.kind == "regression":
-        return F.mse_loss(learner, target, reduction="sum") / batch.total_labels
+        return F.mse_loss(learner, target, reduction="sum") / batch.total_compared
     return _mean(F.kl_div(learner, target, reduction="none", log_target=True).sum(-1), batch)
 
 
 def _mean(per_unit: Tensor, batch: Batch) -> Tensor:
     if batch.kind == "token":
         per_unit = per_unit * (batch.labels != IGNORE)
-    return per_unit.sum() / batch.total_labels
+    return per_unit.sum() / batch.total_compared
 
 
 def noise(engine: Engine, batch: Batch, options: SmoothConfig) -> Tensor:

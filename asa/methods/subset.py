@@ -23,7 +23,7 @@ class Subset(NamedTuple):
 
 def choose(batch: Batch, rows_K: Tensor) -> Subset:
     """The examples `rows_K` of a batch, in that order."""
-    inputs = {name: tensor[rows_K] for name, tensor in batch.inputs.items()}
+    inputs = batch.inputs | {name: tensor[rows_K] for name, tensor in batch.by_row().items()}
     if batch.positions is None:
         return Subset(replace(batch, inputs=inputs, labels=batch.labels[rows_K]), rows_K, rows_K)
     rows, length = batch.inputs["input_ids"].shape

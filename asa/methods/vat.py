@@ -7,6 +7,7 @@ radius. The text version (Miyato et al. 2017) normalises the embeddings first; w
 
 from typing import Annotated
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -66,5 +67,11 @@ class VAT(Stateless):
             delta_RLD = (unit_RLD * self.options.distance).requires_grad_()
             reached = prediction(engine.probe(batch, Perturb(embed_BLD=delta_RLD)), batch)
             (gradient_RLD,) = engine.ascend(towards(target, reached, batch), (delta_RLD,))
-            unit_RLD = perturb.direction(gradient_RLD, where, "l2")
+            unit_RLD = _turned(unit_RLD, perturb.direction(gradient_RLD, where, "l2"), where)
         return unit_RLD
+
+
+def _turned(unit_RLD: Tensor, found_RLD: Tensor, where: perturb.Room) -> Tensor:
+    """The directions found; an example's old one where there is none, its gradient being zero or not finite."""
+    old_EN, new_EN = (d_RLD.reshape(where.examples, -1) for d_RLD in (unit_RLD, found_RLD))
+    return torch.where(new_EN.any(1, keepdim=True), new_EN, old_EN).reshape(unit_RLD.shape)

@@ -1,5 +1,6 @@
 """ASA in FreeLB's passes, and ASA every k-th step, on some rows, in some layers."""
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -18,7 +19,7 @@ from asa.methods.freelb import FreeLBConfig
 from asa.methods.subset import choose
 from asa.model import Output
 from asa.signal import Perturb
-from tests.asa.conftest import KINDS, gradients, tiny_batch, tiny_module
+from tests.asa.conftest import KINDS, LENGTH, gradients, tiny_batch, tiny_module
 from tests.asa.test_methods import Watched
 
 CONFIG = ASAConfig(tau=0.3)
@@ -47,6 +48,17 @@ def test_sparse_on_every_step_and_row_is_asa(kind: Any) -> None:
     expected, found = after(ASA(CONFIG), kind), after(ASASparse(CONFIG, ASASparseConfig(every=1)), kind)
     same(found[0], expected[0])
     same(found[1], expected[1])
+
+
+@pytest.mark.parametrize("kind", ["classification", "mlm"])
+def test_some_rows_share_the_inputs_that_all_share(kind: Any) -> None:
+    """Position ids of [1, L], say."""
+    method, found = ASASparse(CONFIG, ASASparseConfig(every=1, share=0.7)), []
+    for inputs in ({}, {"position_ids": torch.arange(LENGTH)[None]}):
+        batch, engine = tiny_batch(kind), engine_for(kind)
+        method.backward(engine, replace(batch, inputs=batch.inputs | inputs), At(0, 0))
+        found.append(gradients(engine.module))
+    same(*found)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import pytest
 import yaml
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from asa.config import config, from_dict, save_yaml, sha256_of, to_dict
 from asa.errors import RequestError, WorkError
@@ -19,6 +19,12 @@ class Inner:
 
     rate: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of apples kept."""
+
+
+def _known(kind: str) -> str:
+    if kind != "cox":
+        raise ValueError(f"no kind {kind!r}")
+    return kind
 
 
 @config
@@ -35,6 +41,14 @@ class Outer:
     """Numbers drawn from."""
     more: tuple[Path, ...] = ()
     """Further folders."""
+    ripe: bool = True
+    """Whether apples are ripe."""
+    weight: float | None = None
+    """Weight of an apple, kg; null: unknown."""
+    kinds: tuple[Annotated[str, AfterValidator(_known)], ...] = ()
+    """Kinds of apples."""
+    pairs: Annotated[tuple[Path, ...], Field(min_length=2)] = (Path("a"), Path("b"))
+    """Folders to compare."""
     inner: Inner = Inner()
     """Nested settings."""
 
@@ -91,6 +105,47 @@ def test_a_value_out_of_range_names_key_value_range_and_flag(
 ) -> None:
     line = refused(["--folder", "x", *flags], capsys)
     assert [part for part in parts if part not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--colour", "blue"], "colour = blue: allowed: red, green; set --colour"),
+        (["--ripe", "maybe"], "ripe = maybe: allowed: true, false; set --ripe"),
+        (["--inner.rate", "nan"], "inner.rate = nan: allowed: a number; set --inner.rate"),
+        (["--count", "1.5"], "count = 1.5: allowed: a whole number; set --count"),
+        (["--seeds", "a"], "seeds = a: allowed: a whole number, or several with commas; set --seeds"),
+        (["--weight", "light"], "weight = light: allowed: a number or null; set --weight"),
+        (["--kinds", "plum"], "kinds = plum: no kind 'plum'; set --kinds"),
+        (["--pairs", "a"], "pairs = a: give at least 2, set --pairs"),
+    ],
+)
+def test_a_value_of_another_type_is_told_in_plain_words_with_its_flag(
+    flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(["--folder", "x", *flags], capsys) == f"error: {line}"
+
+
+@pytest.mark.parametrize("content", [b"a: \xff\n", b"", b"- 1\n", b"a: [\n"])
+@pytest.mark.parametrize("flag", ["--config {}", "--config={}", "--config {}:entry"])
+def test_a_config_that_is_no_yaml_of_keys_is_refused_by_its_name(content: bytes, flag: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match=r"c\.yaml is no UTF-8 YAML of keys .*; set --config$"):
+        parse(Outer, ["--folder", "x", *flag.format(path).split()], "prog")
+
+
+def test_a_config_that_is_not_there_is_told_with_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(["--config", str(tmp_path / "none.yaml")], capsys)
+    assert line.startswith("error: config: File does not exist")
+    assert line.endswith("; set --config")
+
+
+def test_an_argument_after_the_flags_is_sent_before_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(Outer, ["--folder", "x", "apples"], "prog", positional="more")
+    assert capsys.readouterr().err == "error: unexpected argument 'apples'; give more before the first flag\n"
+    assert "unexpected argument 'apples'; see --help" in refused(["--folder", "x", "apples"], capsys)
 
 
 def test_a_missing_key_names_its_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,13 +80,31 @@ def test_words_are_read_with_the_space_before_them_by_a_byte_level_tokenizer_alo
     ("ask", "message"),
     [
         ({"length": 11}, "reads at most 10 tokens, rows have 11; .*--start"),
-        ({"vocab": 41}, "has embeddings for 40 ids, the rows use 41; .*--start"),
+        ({"vocab": 41}, "has embeddings for 40 ids, the tokenizer 41; .*--start"),
     ],
 )
 def test_a_model_too_small_for_the_rows_is_refused(ask: dict[str, int], message: str, folder: Path) -> None:
     hf.check_model(folder, "--start", length=10, vocab=40)
     with pytest.raises(RequestError, match=message):
         hf.check_model(folder, "--start", **ask)
+
+
+def test_a_tokenizer_with_more_ids_than_embeddings_is_refused_and_one_with_fewer_is_not(
+    folder: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    most = max(tokenizer.get_vocab().values())
+    assert vocab_sha256(hf.check_reader(folder, "--start")) == vocab_sha256(tokenizer)
+    small: Any = tiny_bert()
+    small.resize_token_embeddings(most)
+    small.save_pretrained(folder)
+    with pytest.raises(RequestError, match=rf"embeddings for {most} ids, the tokenizer {most + 1}; set --start"):
+        hf.check_reader(folder, "--start")
+
+
+def test_damaged_weights_are_refused_by_their_name(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"none")
+    with pytest.raises(RequestError, match=r"model\.safetensors is damaged \(.*\); give .* by --start"):
+        hf.check_model(folder, "--start")
 
 
 def test_a_lost_part_of_the_weights_is_named(folder: Path) -> None:

@@ -1,5 +1,7 @@
 """A folder is complete when its manifest is there and every listed file is what it says."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,8 +146,44 @@ def test_staging_leaves_nothing_on_an_exception(tmp_path: Path, error: type[Base
     assert list(tmp_path.iterdir()) == []
 
 
-def test_staging_starts_empty_after_a_killed_attempt(tmp_path: Path) -> None:
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "rubbish").touch()
+def test_staging_starts_empty_after_a_killed_attempt_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+    killed = "import os, pathlib, sys; from asa import manifest; out = manifest.staging(pathlib.Path(sys.argv[1]));"
+    killed += "(out.__enter__() / 'rubbish').touch(); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", killed, str(tmp_path / "out")]).returncode == 9
+    assert list(tmp_path.rglob("rubbish"))
     with manifest.staging(tmp_path / "out") as partial:
         assert list(partial.iterdir()) == []
+    assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
+
+
+def test_staging_removes_no_folder_of_anothers(tmp_path: Path) -> None:
+    mine = tmp_path / "out.partial" / "thesis.tex"
+    mine.parent.mkdir()
+    mine.write_text("years of work")
+    with pytest.raises(RequestError, match=r"out\.partial is there and is no unfinished work; move it"):
+        enter(tmp_path / "out")
+    assert mine.read_text() == "years of work"
+
+
+def test_two_never_stage_one_folder(tmp_path: Path) -> None:
+    with manifest.staging(tmp_path / "out") as partial:
+        (partial / "first").touch()
+        with pytest.raises(RequestError, match=r"another process is writing .*out\.partial"):
+            enter(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["first"]
+
+
+def test_staging_below_a_file_is_a_wrong_request(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match=r"cannot be made \(Not a directory\); set another --out"):
+        enter(tmp_path / "file" / "out")
+
+
+def enter(folder: Path) -> None:
+    with manifest.staging(folder):
+        pass
+
+
+def test_what_lies_beside_the_listed_files_is_none_of_a_folders(folder: Path) -> None:
+    (folder / "stray.bin").touch()
+    assert manifest.files(folder, "fruit", "--data") == ["a.bin", "deep/b.bin"]

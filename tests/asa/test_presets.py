@@ -71,7 +71,7 @@ def test_small_numbers_arrive_as_numbers() -> None:
 
 def test_a_file_of_entries_that_is_no_yaml_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("a: [1")
-    with pytest.raises(RequestError, match=r"broken\.yaml is no YAML"):
+    with pytest.raises(RequestError, match=r"broken\.yaml is no UTF-8 YAML"):
         parse(MethodsConfig, ["--config", f"{tmp_path}/broken.yaml:a"], "prog")
 
 

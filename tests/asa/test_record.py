@@ -145,6 +145,12 @@ def test_what_a_full_disk_refuses_at_the_start_leaves_nothing_by_half(tmp_path: 
     assert not list(tmp_path.glob(f"{name}.json*"))
 
 
+def test_what_is_in_the_way_is_no_want_of_space(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").touch()
+    with pytest.raises(WorkError, match=r"tensorboard cannot be written: File exists; mend that and give the same"):
+        Record(tmp_path, {})
+
+
 def test_a_line_after_a_torn_one_is_not_lost(tmp_path: Path) -> None:
     made = Record(tmp_path, {})
     made.log("train", 1, {"loss": 1.0})
@@ -158,6 +164,15 @@ def test_a_line_after_a_torn_one_is_not_lost(tmp_path: Path) -> None:
 def test_a_damaged_line_amid_others_is_named(path: Path) -> None:
     path.write_text(path.read_text().replace('"step": 2,', '"step" 2,'))
     with pytest.raises(WorkError, match=r"line 3 of .*metrics\.jsonl is damaged"):
+        record.read(path)
+
+
+def test_bytes_that_are_no_utf8_are_a_damaged_line_and_a_torn_one_at_the_end(path: Path) -> None:
+    whole, lines = record.read(path), path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines) + b'{"event": "train", "note": "\xc3')  # half of a character
+    assert record.read(path) == whole
+    path.write_bytes(b"".join([lines[0], lines[1].replace(b'"step"', b'"st\xffp"'), *lines[2:]]))
+    with pytest.raises(WorkError, match=r"line 2 of .*metrics\.jsonl is damaged"):
         record.read(path)
 
 

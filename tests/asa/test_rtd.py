@@ -67,6 +67,14 @@ def test_rows_are_drawn_from_their_own_distributions() -> None:
     assert sample(log_probs_MV[:0]).shape == (0,)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_is_drawn_an_id_too(value: float) -> None:
+    log_probs_MV = torch.full((3, VOCAB), 1 / VOCAB).log()
+    log_probs_MV[1, 2:] = value
+    drawn_M = sample(log_probs_MV)
+    assert ((drawn_M >= 0) & (drawn_M < VOCAB)).all()
+
+
 @given(seed=st.integers(0, 10_000), rows=st.integers(1, 5))
 def test_every_real_token_is_labelled_and_only_misses_count_as_replaced(seed: int, rows: int) -> None:
     batch = tiny_batch("mlm", seed=seed, rows=rows)

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from asa import perturb
+from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
 from asa.engine import State
-from asa.losses import task_loss
+from asa.losses import divergence, task_loss
 from asa.methods import At
 from asa.methods.ball import room
 from asa.methods.r_drop import RDrop, RDropConfig
@@ -178,6 +179,35 @@ def test_r_drop_compares_two_dropout_masks() -> None:
     smooth = 1.5 * apart(prediction(one, batch), prediction(other, batch), batch)
     torch.testing.assert_close([terms["task"], terms["smooth"]], [task.detach(), smooth.detach()])
     assert smooth > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_r_drop_is_asas_divergence_of_two_passes_with_nothing_masked(kind: Any) -> None:
+    engine, batch = Watched(tiny_module(kind, dropout=0.3).train()), tiny_batch(kind)
+    torch.manual_seed(4)
+    smooth = RDrop(RDropConfig()).backward(engine, batch, At(0, 0))["smooth"]
+    torch.manual_seed(4)
+    one, other = engine.module(batch), engine.module(batch)
+    expected = divergence(one, other, batch, ASAConfig())
+    torch.testing.assert_close(smooth, expected["asa_token" if kind == "mlm" else "asa"].detach())
+    assert smooth > 1e-3
+
+
+def test_vats_direction_stays_where_the_gradient_is_zero_or_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, ascend = Watched(tiny_module("classification")), Watched.ascend
+
+    def spoilt(self: Watched, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        (gradient_RLD,) = ascend(self, *args, **kwargs)
+        gradient_RLD[0, 1, 0] = torch.inf
+        gradient_RLD[1] = 0
+        return (gradient_RLD,)
+
+    monkeypatch.setattr(Watched, "ascend", spoilt)
+    options = VATConfig(radius=0.2, distance=0.05)
+    VAT(options).backward(engine, tiny_batch("classification"), At(0, 0))
+    start, found = (delta / size for delta, size in zip(engine.deltas, (0.05, 0.2), strict=True))
+    torch.testing.assert_close(found[:2], start[:2])
+    assert (found[2] - start[2]).norm() > 0.1
 
 
 def test_as_released_a_token_whose_gradient_overflowed_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from asa.methods import METHODS
-from tests.contract.worker import FP16_METHODS, LOSS_SCALES, STEPS, WORLDS, cases, every_case
+from tests.contract.worker import FP16_METHODS, LOSS_SCALES, SLICES, STEPS, WORLDS, cases, every_case
 from tests.precision.matrix import THIN
 from tests.precision.test_matrix import holds
 
@@ -103,3 +103,9 @@ def test_in_fp16_an_ascents_gradient_does_not_carry_the_loss_scale(results: Path
     low, high = (load_file(results / "fp16-ascent.safetensors")[f"{scale:g}"] for scale in LOSS_SCALES)
     assert high.norm() > 1e-3
     assert (high - low).norm() <= 0.02 * high.norm()
+
+
+@pytest.mark.parametrize("zero", SLICES)
+def test_in_bf16_many_micro_batches_give_the_gradient_of_one(results: Path, zero: int) -> None:
+    one, many = json.loads((results / "bf16-norms.json").read_text())[str(zero)]
+    assert many == pytest.approx(one, rel=1e-6)

@@ -8,6 +8,7 @@ import torch
 
 from asa.engine import StepStats
 from asa.errors import RequestError
+from asa.methods.creat import CreATConfig
 from asa.methods.freeat import FreeATConfig
 from asa.methods.r3f import R3FConfig
 from asa.methods.smart import SMARTConfig
@@ -36,6 +37,7 @@ def reason(**asked: Any) -> str:
         ({"method": "alum", "precision": "fp16"}, "--alum.radius"),
         ({"method": "vat", "precision": "bf16"}, "--vat.distance"),
         ({"method": "r3f", "precision": "bf16"}, "--r3f.noise"),
+        ({"method": "creat", "precision": "fp16"}, "--creat.start"),
     ],
 )
 def test_what_no_engine_can_do_is_refused_by_the_flag_that_mends_it(asked: dict[str, Any], flag: str) -> None:
@@ -53,6 +55,9 @@ def test_what_no_engine_can_do_is_refused_by_the_flag_that_mends_it(asked: dict[
         {"method": "smart", "precision": "bf16", "smart": SMARTConfig(**LARGE)},
         {"method": "vat", "precision": "bf16", "vat": VATConfig(distance=0.01)},
         {"method": "r3f", "precision": "bf16", "r3f": R3FConfig(noise=0.01)},
+        {"method": "creat"},
+        {"method": "creat", "precision": "bf16", "creat": CreATConfig(start=0.01)},
+        {"method": "creat", "precision": "bf16", "creat": CreATConfig(temperature=0.0)},
         {"method": "freelb", "precision": "bf16"},
     ],
 )

@@ -49,6 +49,8 @@ FP16_METHODS = tuple(name for name in METHODS if name not in NO_CLIMB)
 LOSS_SCALES = (2.0**2, 2.0**13)
 # Where DeepSpeed's scale arrives in long runs of large steps, whose totals keep the gradients themselves small.
 HIGH_SCALE, HIGH_TOTAL = 2.0**20, 39_000
+# Identical micro-batches of a window by ZeRO stage; 3 takes ten times as long.
+SLICES = {0: 256, 1: 256, 2: 256, 3: 32}
 STEPS, ROWS, LENGTH, MASKED = 2, 8, 12, 3
 # A large eps keeps Adam from turning rounding noise of near-zero gradients into whole steps.
 OPTIM = OptimConfig(lr=1e-2, warmup=0.0, eps=1e-3)
@@ -208,6 +210,22 @@ def fp16(out: Path) -> None:
     save_file({f"{scale:g}": fp16_gradient(scale) for scale in LOSS_SCALES}, out / "fp16-ascent.safetensors")
 
 
+def bf16_norm(zero: int, slices: int) -> float:
+    """The gradient's norm of one micro-batch taken `slices` times, each with its share of the loss."""
+    engine = DeepSpeedEngine(build("vanilla"), OPTIM, STEPS, CPU, zero=zero, precision="bf16", micro_batch=ROWS)
+    batch = micro_batch(0, 0, 1)
+    batch = replace(batch, total_rows=slices * batch.total_rows, total_labels=slices * batch.total_labels)
+    for _ in range(slices):
+        engine.backward(task_loss(engine.forward(batch), batch))
+    return float(engine.step().grad_norm)
+
+
+def bf16(out: Path) -> None:
+    """Norms of a gradient taken at once and in many micro-batches."""
+    found = {zero: [bf16_norm(zero, slices) for slices in (1, many)] for zero, many in SLICES.items()}
+    (out / "bf16-norms.json").write_text(json.dumps(found))
+
+
 def resume(out: Path) -> None:
     """Each ZeRO stage on two processes, saved and continued."""
     cases = [case for case in matrix.THIN if case.precision == "fp32"]
@@ -226,6 +244,7 @@ def main(out: Path, every: bool) -> None:
             save_file(result, out / f"{name}-{method}-{dist.world()}-{slots}.safetensors")
     if dist.world() == 1:
         fp16(out)
+        bf16(out)
     else:
         resume(out)
 

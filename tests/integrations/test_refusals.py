@@ -202,3 +202,10 @@ def test_resuming_what_another_trainer_or_method_left(tmp_path: Path) -> None:
     (tmp_path / "whole" / "checkpoint-2" / "adversary.safetensors").write_bytes(b"cut")
     with pytest.raises(RequestError, match="is no saved adversary"):
         trainer("again", "asa").train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+
+
+def test_a_question_without_an_answer_is_refused(tmp_path: Path) -> None:
+    data = rows("choice", 8)
+    data[5]["labels"] = torch.tensor(-100)
+    with pytest.raises(RequestError, match="label -100, for 'choice' each needs one"):
+        build(tmp_path, model=tiny_bert("choice"), train_dataset=data).train()

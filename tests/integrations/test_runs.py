@@ -1,12 +1,15 @@
 """Whole runs of AdversarialTrainer: it learns, logs, evaluates, saves, resumes, as Trainer does."""
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils.data import IterableDataset
 from transformers import AutoModelForSequenceClassification
 
 from asa.adversary import FILE, Adversaries, ASAConfig
@@ -182,6 +185,40 @@ def test_it_trains_and_resumes_on_a_gpu(precision: str, tmp_path: Path) -> None:
     assert through.adversary is not None
     assert {p.device.type for module in (through.model, through.adversary) for p in module.parameters()} == {"cuda"}  # type: ignore[union-attr]
     assert logged(again, "task") == pytest.approx(logged(through, "task"), rel=1e-3)
+
+
+class Endless(IterableDataset[dict[str, Tensor]]):
+    """The rows of an epoch, whose number nobody is told."""
+
+    def __init__(self, data: list[dict[str, Tensor]]) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return iter(self.data)
+
+
+def test_the_losses_of_a_window_that_was_cut_short_are_not_logged(tmp_path: Path) -> None:
+    """The last of an epoch's five micro-batches makes no step. At a rate of nearly nothing all epochs are alike."""
+    args = arguments(tmp_path, max_steps=6, gradient_accumulation_steps=2, learning_rate=1e-9)
+    data = Endless(rows("classification", 20))
+    trainer = AdversarialTrainer(tiny_bert("classification"), args, train_dataset=data, method="vanilla")
+    mean = trainer.train().training_loss
+    for name in ("loss", "task"):
+        losses = logged(trainer, name)
+        assert losses == pytest.approx(3 * losses[:2], rel=1e-5)
+        assert mean == pytest.approx(sum(losses) / 6, rel=1e-5)
+
+
+def test_a_second_training_starts_the_method_anew(tmp_path: Path) -> None:
+    trainer = AdversarialTrainer(
+        tiny_bert("classification"),
+        arguments(tmp_path, max_steps=3),
+        train_dataset=rows("classification", 12),
+        method="asa_sparse",
+    )
+    for _ in range(2):
+        trainer.train()
+        assert [line["step"] for line in trainer.state.log_history if "asa" in line] == [2]
 
 
 def test_model_init_builds_a_fresh_model_and_adversary_for_each_training(tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch, Kind
 from asa.engine import Engine, PlainEngine
 from asa.integrations import transformers as drop_in
-from asa.integrations.tasks import Totals, to_batch
+from asa.integrations.tasks import Totals, to_batch, totals
 from asa.integrations.transformers import AdversarialTrainer
 from asa.methods import METHODS, At, MethodsConfig
+from asa.methods.asa_sparse import ASASparseConfig
 from asa.methods.vanilla import Vanilla
 from asa.methods.vat import VATConfig
 from asa.model import TaskModel
 from asa.optim import OptimConfig
-from tests.asa.conftest import CPU, KINDS, tiny_bert
+from tests.asa.conftest import CPU, KINDS, tiny_batch, tiny_bert, tiny_module
 from tests.asa.encoders import tiny
 from tests.integrations.trainers import EPS, LR, ONE_STEP, arguments, assert_close, logged, rows, two_epochs, weights
 
@@ -94,6 +95,25 @@ def test_the_updates_are_those_of_our_own_engine(method: str, kind: Kind, tmp_pa
 def whole_step(kind: Kind, inputs: dict[str, Tensor]) -> Batch:
     units = inputs["labels"].numel() if kind == "regression" else int((inputs["labels"] != IGNORE).sum())
     return to_batch(kind, inputs, Totals(inputs["input_ids"].flatten(0, -2).shape[0], units))
+
+
+@pytest.mark.parametrize(
+    "method", ["asa", "random_mask", "smart", "smart_released", "alum", "vat", "r3f", "r_drop", "asa_sparse"]
+)
+def test_a_divergence_does_not_depend_on_which_rows_have_labels(method: str) -> None:
+    found: list[dict[str, Tensor]] = []
+    for labels in ([0, 2, 1, 0], [0, IGNORE, IGNORE, IGNORE], [IGNORE] * 4):
+        inputs = tiny_batch("classification", rows=4).inputs | {"labels": torch.tensor(labels)}
+        adversary = ASAConfig() if method.startswith("asa") else None
+        engine = PlainEngine(tiny_module("classification", adversary, dropout=0.1), OptimConfig(), steps=1, device=CPU)
+        torch.manual_seed(5)
+        batch = to_batch("classification", inputs, totals("classification", [inputs]))
+        options = MethodsConfig(asa_sparse=ASASparseConfig(every=1, share=0.5))
+        terms = METHODS[method](options).backward(engine, batch, At(0, 0))
+        found.append({name: value for name, value in terms.items() if name not in ("loss", "task")})
+    assert found[0].keys() & {"asa", "smooth"}
+    for terms in found[1:]:
+        torch.testing.assert_close(terms, found[0])
 
 
 class Recorder(Vanilla):

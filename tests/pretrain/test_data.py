@@ -1,5 +1,6 @@
 """Batches are a function of (seed, step): the same for any number of processes and micro-batches."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from asa import manifest
 from asa.batch import Batch
+from asa.errors import WorkError
 from pretrain.data import Batches, Order, Rows
 from pretrain.masking import Masking
 
@@ -92,6 +95,23 @@ def test_heldout_rows_are_the_same_for_any_number_of_processes(shards: Path, wor
     labels = sorted(label for mine in per_rank for batch in mine for label in batch.labels.tolist())
     (expected,) = batches(shards).heldout_batches(limit=9, size=9)
     assert labels == sorted(expected.labels.tolist())
+
+
+def test_a_stray_copy_of_a_shard_adds_no_rows(shards: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    shutil.copy(copy / "train-00000.arrow", copy / "train-00000-copy.arrow")
+    assert len(Rows(copy, "train")) == len(Rows(shards, "train"))
+
+
+def test_rows_that_are_not_as_many_as_the_manifest_says_are_refused(shards: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    facts = manifest.read(copy, "shards", "--data")
+    rows = facts["rows"]["train"]
+    manifest.write(copy, "shards", {**facts, "rows": {**facts["rows"], "train": rows + 1}})
+    with pytest.raises(WorkError, match=rf"has {rows} train rows, of which its manifest\.json says {rows + 1}"):
+        Rows(copy, "train")
 
 
 def test_rows_are_read_across_arrow_chunks_without_copying_the_file(shards: Path) -> None:

@@ -3,19 +3,22 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from asa import checkpoint, record
+from asa import checkpoint, dist, record, rtd
 from asa.batch import Batch
 from asa.engine import Engine, PlainEngine
 from asa.errors import WorkError
 from asa.methods import vanilla
 from asa.model import Output, TaskModel
 from asa.optim import OptimConfig, learning_rate
+from pretrain import loop
 from pretrain.config import PretrainConfig
 from pretrain.data import Batches
 from pretrain.faults import IN_A_ROW, Faults
@@ -108,6 +111,23 @@ def test_skipped_by_configuration_the_run_goes_on_without_that_update(
     assert record.finished(config.out / record.NAME)
 
 
+def test_a_generator_that_is_nan_is_a_fault_that_can_be_skipped(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = rtd.masked_lm, []
+
+    def broken(model: PreTrainedModel, batch: Batch, *rest: Any) -> Output:
+        out = real(model, batch, *rest)
+        calls.append(torch.is_grad_enabled())
+        return out if sum(calls) != BAD_STEP * SLOTS or not calls[-1] else Output(out.logits * torch.nan)
+
+    monkeypatch.setattr(rtd, "masked_lm", broken)
+    train(replace(config, objective="rtd", on_nonfinite="skip"), CPU)
+    (fault,) = events(config, "fault")
+    assert (fault["step"], fault["what"]) == (BAD_STEP, "loss")
+    assert [line["skipped"] for line in events(config, "train")] == [0, 0, 1, 1, 1, 1]
+
+
 def test_faults_without_an_end_stop_the_run_all_the_same(
     config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +181,34 @@ def test_an_overflow_of_the_loss_scale_is_no_fault_and_a_loss_is() -> None:
     with pytest.raises(WorkError, match="the loss of step 2"):
         faults.not_applied(engine, 2, [torch.tensor(torch.nan)], rows, told.append)
     assert [fault.rows for fault in told] == [[0, 1]]
+
+
+def test_the_record_is_written_where_a_refusal_reaches_every_rank(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside dist.on_main, which raises on all ranks what rank 0 meets."""
+    on_main, inside, outside = dist.on_main, list[str](), list[str]()
+
+    def marked(work: Callable[[], Any]) -> Any:
+        inside.append("on_main")
+        try:
+            return on_main(work)
+        finally:
+            inside.pop()
+
+    def watched(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outside.extend([] if inside else [name])
+            return real(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(dist, "on_main", marked)
+    for name in ("__init__", "log", "steps", "end"):
+        monkeypatch.setattr(record.Record, name, watched(name, getattr(record.Record, name)))
+    monkeypatch.setattr(loop, "save_yaml", watched("save_yaml", loop.save_yaml))
+    train(replace(config, steps=2), CPU)
+    assert outside == []
 
 
 def test_a_record_that_cannot_be_written_ends_the_run_or_not_as_configured(

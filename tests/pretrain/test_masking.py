@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pretrain import masking
 from pretrain.masking import SPAN_MOST, MaskedRows, Rule, Special, mask_rows
 
 SPECIAL = Special(pad=0, cls=2, sep=3, mask=4, vocab=1000)
@@ -107,6 +108,17 @@ def test_spans_are_runs_of_words_that_cross_no_special_token() -> None:
     assert np.mean(singles) < 1.1
 
 
+def test_span_lengths_are_the_geometric_ones_scaled_to_one_to_ten() -> None:
+    """As SpanBERT's program draws them: P(10) is 0.03, where a cut at ten would put all longer spans."""
+    words_RL, alone_RL = np.ones((20, 4000), dtype=bool), np.zeros((20, 4000), dtype=bool)
+    alone_RL[:, 0] = True
+    begins_RL = masking._spans(words_RL, alone_RL, np.random.default_rng(8).random((20, 4000), dtype=np.float32))
+    lengths = np.concatenate([np.diff(np.flatnonzero(begins_L)) for begins_L in begins_RL])
+    expected = 0.2 * 0.8 ** np.arange(SPAN_MOST) / (1 - 0.8**SPAN_MOST)
+    assert np.abs(np.bincount(lengths)[1:] / len(lengths) - expected).max() < 0.01
+    assert lengths.mean() == pytest.approx(3.80, abs=0.05)
+
+
 @pytest.mark.parametrize(("rule", "least", "most"), [(SPAN, 0.85, 1.0), (TOKEN, 0.0, 0.75)])
 def test_a_span_is_corrupted_as_one(rule: Rule, least: float, most: float) -> None:
     """Neighbouring predictions share their fate where they are of one span, by chance alone where they are not."""
@@ -127,10 +139,11 @@ def test_wanted_rows_are_masked_as_they_are_among_all(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sha256"), [("token", "de427e76b6505bd2"), ("word", "c63f42c2bd17089e"), ("span", "21a4fabe227e5bbb")]
+    ("kind", "sha256"), [("token", "de427e76b6505bd2"), ("word", "c63f42c2bd17089e"), ("span", "a746d0eeb65eeff6")]
 )
 def test_masks_are_those_of_every_earlier_version(kind: str, sha256: str) -> None:
-    """Figures in the lab log and runs that are resumed rest on it."""
+    """Figures in the lab log and runs that are resumed rest on it; those of spans are younger, with the
+    lengths of SpanBERT's program."""
     masked = mask_rows(rows(64, 128, padding=9), RULES[kind], np.random.Generator(np.random.Philox(6)))
     content = masked.ids_RL.astype("<i8").tobytes() + masked.chosen_RL.tobytes()
     assert hashlib.sha256(content).hexdigest()[:16] == sha256

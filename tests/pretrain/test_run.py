@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
-from asa import checkpoint, manifest, methods, record
+from asa import checkpoint, dist, manifest, methods, record
 from asa.errors import RequestError, WorkError
 from asa.methods import METHODS
 from pretrain import export as export_module
+from pretrain import figures, loop
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
@@ -216,6 +217,55 @@ def test_a_flipped_byte_in_a_shard_stops_the_run_before_training(
     assert not request_.out.exists()
 
 
+def test_each_machine_verifies_its_own_shards(
+    request_: PretrainConfig, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the first process of the second one, whose copy is damaged."""
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    with (copy / "heldout-00000.arrow").open("r+b") as file:
+        file.write(b"\x01")
+    monkeypatch.setattr(dist, "rank", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(dist, "gather", lambda mine: [None, None, mine])
+    config = replace(request_, data=copy)
+    loop._verify(config)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(WorkError, match=r"rank 2: .*heldout-00000\.arrow is damaged"):
+        loop._verify(config)
+
+
+def test_an_out_that_is_or_lies_below_a_file_is_refused(
+    request_: PretrainConfig, finished: PretrainConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "run", "Not a directory")):
+        with pytest.raises(RequestError, match=rf"no folder to write into \({reason}\); set another --out"):
+            train(replace(request_, out=out), CPU)
+    with pytest.raises(RequestError, match=r"\(Not a directory\); set another --out"):
+        export(ExportConfig(checkpoint=finished.out, out=tmp_path / "file" / "hf"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_settings_file_that_cannot_be_written_is_failed_work(request_: PretrainConfig) -> None:
+    (request_.out / "config.yaml").mkdir(parents=True)
+    with pytest.raises(WorkError, match=r"config\.yaml cannot be written: Is a directory; mend that"):
+        train(request_, CPU)
+
+
+@pytest.mark.parametrize(
+    ("method", "recomputed", "shown"),
+    [("vanilla", False, True), ("vanilla", True, False), ("asa", False, False), ("asa_sparse", False, False)],
+)
+def test_mfu_is_shown_where_one_steps_count_is_true_of_all(
+    request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch, method: str, recomputed: bool, shown: bool
+) -> None:
+    monkeypatch.setattr(figures, "peak", lambda *_: 1e12)
+    train(replace(request_, steps=3, method=method, activation_checkpointing=recomputed), CPU)
+    lines = [event for event in record.read(request_.out / record.NAME) if event["event"] == "train"]
+    assert ["mfu" in line for line in lines] == [False, shown, shown]
+
+
 def refused(config: PretrainConfig, world: int = 1) -> str:
     with pytest.raises((RequestError, WorkError)) as caught:
         check(config, world, cuda=False)
@@ -253,6 +303,8 @@ def test_a_missing_model_and_one_without_weights(request_: PretrainConfig, model
     shutil.copytree(model, bare)
     (bare / "model.safetensors").unlink()
     assert "no weights" in refused(replace(request_, model=bare))
+    (bare / "model.safetensors").write_bytes(b"none")
+    assert "model.safetensors is damaged" in refused(replace(request_, model=bare))
 
 
 def test_a_model_with_fewer_embeddings_than_the_shards_have_ids(
