@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, set_parsing_settings
@@ -31,7 +32,7 @@ def parse(
         show_defaults, for --print_config to print all keys. Not where something comes between defaults and what is
         given, as fine-tuning's recipes do, which a file of all keys would overrule.
     Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range; RequestError for a stray
-        argument or an unknown entry.
+        argument, an unknown entry or a file that holds no keys.
     """
     values = given(cls, argv, prog, positional, notes, show_defaults)
     try:
@@ -45,7 +46,7 @@ def given(
 ) -> dict[str, Any]:
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
     arguments = _bracketed(cls, _with_entries(_named(cls, list(argv), positional)))
-    parser = _Parser(prog=prog, description=cls.__doc__, epilog=notes, known=field_names(cls))
+    parser = _Parser(prog=prog, description=cls.__doc__, epilog=notes, cls=cls, positional=positional)
     parser.add_argument(
         "--config",
         action="config",
@@ -79,9 +80,13 @@ def _with_entries(argv: list[str]) -> list[str]:
     """Every `--config FILE:ENTRY` with the entry's content in its place, which the parser takes as well as a file."""
     split = [piece for part in argv for piece in (part.split("=", 1) if part.startswith("--config=") else [part])]
     for index in range(1, len(split)):
+        if split[index - 1] != "--config":
+            continue
         file, colon, name = split[index].rpartition(":")
-        if split[index - 1] == "--config" and colon and file.endswith(".yaml"):
+        if colon and file.endswith(".yaml"):
             split[index] = json.dumps(entry(Path(file), name))
+        elif "\n" not in split[index] and Path(split[index]).is_file():
+            _keys(Path(split[index]))  # a wrong one would be a traceback of the parser's
     return split
 
 
@@ -90,15 +95,24 @@ def entry(file: Path, name: str) -> dict[str, Any]:
     if not file.is_file():
         beside = ", ".join(str(path) for path in sorted(file.parent.glob("*.yaml"))) or "none"
         raise RequestError(f"no file {file}; set --config to FILE:ENTRY; files there: {beside}")
-    try:
-        read = yaml.safe_load(file.read_text())
-    except yaml.YAMLError as error:
-        raise RequestError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
-    entries = {key: value for key, value in read.items() if isinstance(value, dict)} if isinstance(read, dict) else {}
+    entries = {key: value for key, value in _keys(file).items() if isinstance(value, dict)}
     if name not in entries:
         hint = did_you_mean(difflib.get_close_matches(name, entries, n=1))
         raise RequestError(f"{file} has no entry {name!r}; {hint}set --config {file}: and one of {', '.join(entries)}")
     return entries[name]
+
+
+def _keys(file: Path) -> dict[str, Any]:
+    """What a YAML file holds. Raises RequestError where that is not keys with their values."""
+    try:
+        read = yaml.safe_load(file.read_bytes().decode())
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); set --config") from None
+    if not isinstance(read, dict):
+        why = "it is empty" if read is None else f"it holds a {type(read).__name__}"
+        raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); set --config")
+    return read
 
 
 def _bracketed(cls: Any, argv: list[str]) -> list[str]:
@@ -187,20 +201,55 @@ def guard(work: Callable[[], None], quiet: bool = False) -> int:
 
 
 class _Parser(ArgumentParser):
-    """jsonargparse with one-line errors that name the nearest valid key."""
+    """jsonargparse with one-line errors that name the nearest valid key, or what the key takes."""
 
-    def __init__(self, *args: Any, known: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, cls: Any = None, positional: str = "", **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
-        self.known = known
+        self.cls, self.positional = cls, positional
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         line = " ".join(message.split())
-        unknown = _unknown_key(line)
-        hint = difflib.get_close_matches(unknown, self.known, n=1, cutoff=0.5) if unknown else []
-        line = f"unknown key {unknown!r}" if unknown else line
-        tail = f"; {did_you_mean(hint)}valid keys: {', '.join(self.known)}" if unknown else ""
-        print(f"error: {line}{tail}", file=sys.stderr)
-        sys.exit(2)
+        if unknown := _unknown_key(line):
+            known = field_names(self.cls)
+            hint = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
+            fail(f"unknown key {unknown!r}; {did_you_mean(hint)}valid keys: {', '.join(known)}")
+        if stray := re.search(r"unrecognized arguments: (\S+)", line):
+            advice = f"give {self.positional} before the first flag" if self.positional else "see --help"
+            fail(f"unexpected argument {stray[1]!r}; {advice}")
+        fail(_with_flag(self.cls, message))
+
+
+def _with_flag(cls: Any, message: str) -> str:
+    """jsonargparse's message; where it is on a value that a key does not take, in our words and with the flag."""
+    found = re.match(r'Parser key "([\w.]+)":(.*)(?:Got|Given) value: (.*)', message, re.DOTALL)
+    hint = _hint(cls, found[1]) if found else None
+    if found is None or hint is None:
+        return re.sub(r'^Parser key "([\w.]+)": (.*)', r"\1: \2; set --\1", " ".join(message.split()))
+    own = re.search(r"validation errors? for [^\n]*\n(.*?) \[type=", found[2], re.DOTALL)  # a validator's of ours
+    why = own[1].strip().removeprefix("Value error, ") if own else f"allowed: {_told(hint)}"
+    return f"{found[1]} = {found[3]}: {why}; set --{found[1]}"
+
+
+def _hint(cls: Any, key: str) -> Any:
+    """The type of a dotted key; None where the class has no such key."""
+    for name in key.split("."):
+        cls = get_type_hints(cls).get(name) if is_dataclass(cls) else None
+    return cls
+
+
+def _told(hint: Any) -> str:
+    """A type as one says it to those who write no Python."""
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, inner))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_told(part) for part in inner)
+    if get_origin(hint) is Annotated:
+        return _told(inner[0])
+    if get_origin(hint) in (list, tuple):
+        return f"{_told(inner[0])}, or several with commas"
+    names = {bool: "true, false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+    return {**names, NoneType: "null"}.get(hint, "keys with their values")
 
 
 def _unknown_key(line: str) -> str:

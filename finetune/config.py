@@ -95,7 +95,8 @@ class FinetuneConfig(MethodsConfig):
     engine: Literal["plain", "deepspeed"] = "plain"
     """What makes the updates: torch itself in fp32, or DeepSpeed."""
     zero: Literal[0, 1, 2, 3] = 0
-    """DeepSpeed's ZeRO stage: what the processes that share a run (launch finetune --ranks N) hold a part of each."""
+    """DeepSpeed's ZeRO stage: what the processes that share a run (launch finetune --ranks N) hold a part of each. In
+    bf16 and fp16, 2 works in the place of 0 and 1."""
     precision: Precision = "fp32"
     """Arithmetic of model and gradients; adversaries and losses stay fp32. bf16 and fp16 need --engine deepspeed, fp16
     a GPU as well."""

@@ -14,13 +14,14 @@ from scipy.special import log_softmax, logsumexp
 
 from asa import manifest, record
 from asa.errors import RequestError
+from asa.places import check_folder
 from asa.record import Record
 from finetune.evaluation_config import EnsembleConfig
 from finetune.metrics import score
 from finetune.predictions import FOLDER, Predictions, Stored, load_predictions, save_predictions
 from finetune.saved import finished
 
-FLAG = "--runs"
+FLAG = "--runs (the first arguments)"
 
 
 def ensemble(config: EnsembleConfig) -> None:
@@ -30,6 +31,7 @@ def ensemble(config: EnsembleConfig) -> None:
         of them lies there.
     """
     began = time.perf_counter()
+    check_folder(config.out, "--out")
     starts = {run: finished(run, FLAG)[0] for run in config.runs}
     if len(tasks := sorted({str(start.get("task")) for start in starts.values()})) > 1:
         raise RequestError(f"the runs are of several tasks: {', '.join(tasks)}; give those of one by {FLAG}")

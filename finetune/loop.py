@@ -91,7 +91,7 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
         try:
             end = alone(lambda: _finish(session, _fit(session)))
         except (RequestError, WorkError) as error:
-            lines.log("failed", progress.step + 1, {"error": str(error)})
+            lines.log("failed", progress.step + 1, _told(error))
             raise
         dist.on_main(lambda: lines.end(end))
     state.clear(folder)
@@ -104,7 +104,12 @@ def _refused(cell: Cell, facts: dict[str, Any], error: RequestError | WorkError)
     if dist.is_main() and not record.finished(folder / record.NAME) and not state.saved(folder):
         shutil.rmtree(folder, ignore_errors=True)
         with closing(Record(folder, facts)) as lines:
-            lines.log("failed", 0, {"error": str(error)})
+            lines.log("failed", 0, _told(error))
+
+
+def _told(error: RequestError | WorkError) -> dict[str, Any]:
+    """The error as a record has it; request: it was a wrong request."""
+    return {"error": str(error), **({"request": True} if isinstance(error, RequestError) else {})}
 
 
 def _fit(session: Session) -> Best:

@@ -13,13 +13,14 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from asa import hf
+from asa.adversary import FILE as ADVERSARY_FILE
 from asa.adversary import saved_config
 from asa.attention import attach, perturbed
 from asa.biased import fill_empty_rows
 from asa.errors import RequestError
 from asa.methods.asa import Map, attack
+from asa.places import check_file
 from asa.signal import Perturb, Site
-from asa.tokenizer import load_tokenizer
 from finetune.config import MapsConfig
 from finetune.report.attention import ENDING, Layer, Maps, paint, save, size, told
 from finetune.report.svg import drawn_alike
@@ -34,6 +35,7 @@ def maps(config: MapsConfig) -> None:
     """
     if config.out.suffix not in (".png", ".svg", ".pdf"):
         raise RequestError(f"out = {config.out}: allowed endings .png, .svg, .pdf; set --out")
+    check_file(config.out, "--out")
     found = read(config)
     config.out.parent.mkdir(parents=True, exist_ok=True)
     with drawn_alike({}):
@@ -52,6 +54,11 @@ def maps(config: MapsConfig) -> None:
 def read(config: MapsConfig) -> Maps:
     """The maps of the chosen layers on the text. The attack of a layer reaches those above."""
     tokens, inputs = _tokens(config.model, config.text, "--model")
+    if not (config.model / ADVERSARY_FILE).is_file():
+        raise RequestError(
+            f"{config.model} holds no saved adversary ({ADVERSARY_FILE}); give the export of a run with method asa by"
+            " --model"
+        )
     model = _model(config.model)
     heads = range(model.config.num_attention_heads)
     if config.head is not None and config.head not in heads:
@@ -67,8 +74,7 @@ def read(config: MapsConfig) -> Maps:
 
 
 def _tokens(folder: Path, text: str, flag: str) -> tuple[list[str], dict[str, Tensor]]:
-    hf.check_model(folder, flag)
-    tokenizer = load_tokenizer(folder, flag)
+    tokenizer = hf.check_reader(folder, flag)
     inputs = dict(tokenizer(text, return_tensors="pt"))
     length = inputs["input_ids"].shape[1]
     hf.check_model(folder, flag, length)

@@ -16,7 +16,8 @@ PRESETS = Path(__file__).parents[1] / "configs" / "method"
 def resolved(given: dict[str, Any], task: TaskConfig, method: str) -> FinetuneConfig:
     """The config of the runs of a method on a task. Args: given, the keys that files and flags say, nested."""
     base = from_dict(FinetuneConfig, given)
-    layers = [task.recipe, preset(method, task.name)] if base.recipes else []
+    published = preset(method, task.name) if base.tasks else {}  # a task of one's own may have any name
+    layers = [task.recipe, published] if base.recipes else []
     values = merged(*layers, given)
     chosen = {"tasks": [task.name] if base.tasks else [], "methods": [method]}
     return from_dict(FinetuneConfig, {**values, **chosen})

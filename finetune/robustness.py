@@ -13,6 +13,7 @@ import torch
 
 from asa import record
 from asa.errors import RequestError, WorkError
+from asa.places import check_folder
 from asa.record import Record
 from finetune.attack import Worst
 from finetune.evaluation_config import RobustnessConfig
@@ -35,9 +36,10 @@ def robustness(config: RobustnessConfig) -> None:
     """
     if config.reference not in config.models:
         raise RequestError(f"reference = {config.reference!r}, allowed: {', '.join(config.models)}; set --reference")
+    check_folder(config.out, "--out")
     saved = {name: find(path, f"--models.{name}") for name, path in config.models.items()}
     models = list(saved.values())
-    tasks = [_common(seen, models, config.split) for seen in tasks_of(config, models, config.out)]
+    tasks = [_common(seen, models, config.split) for seen in tasks_of(config, models, config.out, config.split)]
     for task in tasks:
         for name, one in saved.items():
             places_of(name, one, task, config)

@@ -39,6 +39,7 @@ class Saved(NamedTuple):
     length: int | None
     config: dict[str, Any]
     start_sha256: str | None = None  # of the weights that the run began with
+    trained: tuple[str, ...] = ()  # sha256 of the files, or names on the hub, of all rows that trained it
 
     @property
     def name(self) -> str:
@@ -70,7 +71,7 @@ def find(path: Path, flag: str) -> Saved:
         if not folder.is_dir():
             raise RequestError(f"{path} has kept no model; run it again with --save_model true, or set {flag}")
         manifest.verify(folder, "model", flag)
-    hf.check_model(folder, flag)
+    hf.check_reader(folder, flag)
     shape = AutoConfig.from_pretrained(folder)
     kind = _kind(shape, folder, flag)
     names: dict[int, str] = dict(shape.id2label or {})  # type: ignore[arg-type]  # keys are int once loaded
@@ -79,9 +80,8 @@ def find(path: Path, flag: str) -> Saved:
     config = facts.get("config", {})
     name = facts.get("model") or folder.name
     trained_on, length, start = facts.get("task"), config.get("length"), facts.get("inputs", {}).get("model_sha256")
-    return Saved(
-        folder, kind, labels, name, **made, trained_on=trained_on, length=length, config=config, start_sha256=start
-    )
+    read = {"start_sha256": start, "trained": tuple(facts.get("task_facts", {}).get("trained", ()))}
+    return Saved(folder, kind, labels, name, **made, trained_on=trained_on, length=length, config=config, **read)
 
 
 def _kind(shape: Any, folder: Path, flag: str) -> Kind:
@@ -120,16 +120,19 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def tasks_of(request: TaskRequest, models: Sequence[Saved], out: Path) -> list[list[Task]]:
+def tasks_of(request: TaskRequest, models: Sequence[Saved], out: Path, split: str = "test") -> list[list[Task]]:
     """Each task that a request names, loaded, as each of the models is to see it.
 
     One that a model was trained on is split as the model's run has split it (holdout, paper_compat): else rows that it
     was trained on would be scored.
-    Raises: RequestError for a task of one's own beside standard ones; else as the loader.
+    Raises: RequestError for a task of one's own beside standard ones, and where rows of `split` have trained a model by
+        way of another task; else as the loader.
     """
     found = []
     for spec in chosen(request.tasks, request.task):
         task = load(spec, _asked(request, out, {}))
+        for saved in models:
+            _check_unseen(saved, task, split)
         known: dict[str, Task] = {}
         for saved in models:
             own = _splitting(saved, task.name)
@@ -137,6 +140,17 @@ def tasks_of(request: TaskRequest, models: Sequence[Saved], out: Path) -> list[l
                 known[str(own)] = load(spec, _asked(request, out, own)) if own else task
         found.append([known[str(_splitting(saved, task.name))] for saved in models])
     return found
+
+
+def _check_unseen(saved: Saved, task: Task, split: str) -> None:
+    """Raises: RequestError where the split is held out of files that have trained the model as rows of another task, of
+    which it was not held out."""
+    held = split in task.facts.get("held_out", ()) and saved.trained_on != task.name
+    if held and set(saved.trained) & set(task.facts["trained"]):
+        raise RequestError(
+            f"{saved.folder} was trained on rows of {task.name}, whose {split} is held out of them; leave out the model"
+            " or the task, or give test rows of their own by --task.test"
+        )
 
 
 def _splitting(saved: Saved, task: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from asa import record
 from asa.errors import RequestError
 from asa.model import TaskModel
+from asa.places import check_folder
 from asa.record import Record
 from finetune.evaluation_config import ScoreConfig
 from finetune.facts import weights_sha256
@@ -22,7 +23,7 @@ from finetune.predictions import FOLDER, Predictions, predict, save_predictions,
 from finetune.saved import Saved, device, encoded, find, kept, module_of, tasks_of
 from finetune.tasks.task import Task
 
-FLAG = "--models"
+FLAG = "--models (the first arguments)"
 
 
 class Pair(NamedTuple):
@@ -40,6 +41,7 @@ def score_all(config: ScoreConfig) -> None:
 
     Raises: RequestError for a wrong input, before anything is scored; WorkError for damaged files.
     """
+    check_folder(config.out, "--out")
     models = [find(path, FLAG) for path in config.models]
     seen = tasks_of(config, models, config.out)
     pairs = [pair(saved, task, config) for tasks in seen for saved, task in zip(models, tasks, strict=True)]

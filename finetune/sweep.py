@@ -2,11 +2,9 @@
 
 import functools
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from asa import dist, hf, record
@@ -14,6 +12,7 @@ from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from asa.families import family
+from asa.places import check_folder
 from asa.tokenizer import load_tokenizer
 from finetune import state
 from finetune.claims import claimed
@@ -42,6 +41,7 @@ class Sweep:
         Raises: RequestError for a wrong input; WorkError for a damaged task.
         """
         config = from_dict(FinetuneConfig, given)
+        check_folder(config.out, "--out")
         self.models = config.models
         self.tasks = tasks_of(config)
         self.cells = plan(given, list(self.tasks.values()))
@@ -100,7 +100,9 @@ def sweep(given: dict[str, Any]) -> None:
     failed: dict[str, Failure] = {}
 
     def make(cell: Cell) -> None:
-        if (error := work.make(cell, board)) is not None:
+        """Under the claim. A run that another process has tried meanwhile, and failed at, is not tried again."""
+        error = dist.on_main(lambda: failure(cell, began)) or work.make(cell, board)
+        if error is not None:
             failed[cell.run.name] = error
 
     metrics = {name: task.metrics[0] for name, task in work.tasks.items()}
@@ -118,10 +120,7 @@ def sweep(given: dict[str, Any]) -> None:
             # Those of processes that are killed meanwhile fall to this one.
             for cell in others:
                 with claimed(cell, wait=True):
-                    if (error := failure(cell, began)) is None:
-                        make(cell)
-                    else:
-                        failed[cell.run.name] = error
+                    make(cell)
     if failed:
         names, first = ", ".join(failed), next(iter(failed.values()))
         requests = all(isinstance(error, RequestError) for error in failed.values())
@@ -129,20 +128,21 @@ def sweep(given: dict[str, Any]) -> None:
         raise kind(f"{len(failed)} of {len(work.cells)} runs failed ({names}); the first: {first}")
 
 
-def failure(cell: Cell, began: float) -> WorkError | None:
+def failure(cell: Cell, began: float) -> Failure | None:
     """What another process has failed with at the run. Args: began, the start of this one (Unix time, seconds): what
     was written before is an earlier command's."""
     path = cell.folder / record.NAME
     events = record.read(path)
     if not events or events[-1]["event"] != "failed" or path.stat().st_mtime < began:
         return None
-    return WorkError(events[-1]["error"])
+    kind = RequestError if events[-1].get("request") else WorkError
+    return kind(events[-1]["error"])
 
 
 def tasks_of(config: FinetuneConfig) -> dict[str, Task]:
     """The tasks that a request names, loaded, by name. Raises RequestError for one that is not known, or
-    has no rows to train on."""
-    tasks = [trainable(load(spec, config)) for spec in chosen(config.tasks, config.task)]
+    has no rows to train on, or no rows to choose by beside the scored ones."""
+    tasks = [trainable(load(spec, config), config) for spec in chosen(config.tasks, config.task)]
     return {task.name: task for task in tasks}
 
 
@@ -154,7 +154,8 @@ def plan(given: dict[str, Any], tasks: list[Task]) -> list[Cell]:
     config = from_dict(FinetuneConfig, given)
     cells = []
     for name, path in config.models.items():
-        check_weights(name, path, config.adversary == "exported")
+        if config.adversary == "exported":
+            hf.check_weights(path / ADVERSARY_FILE, f"--models.{name}")
     for spec, task in zip(chosen(config.tasks, config.task), tasks, strict=True):
         own = {method: resolved(given, spec, method) for method in config.methods}
         for settings in own.values():
@@ -171,26 +172,13 @@ def plan(given: dict[str, Any], tasks: list[Task]) -> list[Cell]:
 
 
 def check_model(name: str, path: Any, length: int) -> None:
-    """Raises RequestError for a missing or incomplete folder, an unsupported family, or rows longer than it takes."""
+    """Raises RequestError for a missing, incomplete or damaged folder, an unsupported family, a tokenizer with more ids
+    than the model, or rows longer than it takes."""
     flag = f"--models.{name}"
-    hf.check_model(path, flag)
-    load_tokenizer(path, flag)
+    hf.check_reader(path, flag)
     shape = AutoConfig.from_pretrained(path)
     if length > (most := family(shape.model_type).longest(shape)):
         raise RequestError(f"length = {length}: {path} takes at most {most} tokens; lower --length")
-
-
-def check_weights(name: str, folder: Path, adversary: bool) -> None:
-    """Raises RequestError for a file of weights that is cut off or none. Args: adversary, whether that of exported
-    adversaries counts."""
-    for file in sorted(folder.glob("*.safetensors")):
-        if file.name == ADVERSARY_FILE and not adversary:
-            continue
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except (OSError, SafetensorError) as error:
-            raise RequestError(f"{file} is damaged ({error}); give a complete folder by --models.{name}") from None
 
 
 def _line(run: Run, task: Task, end: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import jinja2
 import yaml
 
 from asa.errors import RequestError
+from asa.places import check_folder
 from finetune.config import ReportConfig
 from finetune.report import attention, tables
 from finetune.report.collect import COMPARED, NO_SEED, STAGES, Run, collect, finished
@@ -25,8 +26,7 @@ def write(config: ReportConfig) -> None:
     Raises: RequestError when there is no run below config.runs, or config.out is no folder; WorkError for a damaged
         file.
     """
-    if any(path.exists() and not path.is_dir() for path in (config.out, *config.out.parents)):
-        raise RequestError(f"out = {config.out}: a file stands there, allowed: a folder for three files; set --out")
+    check_folder(config.out, "--out")
     runs = collect(config.runs)
     tuned, trained = tuned_rows(runs, config.repeated), pretrain_rows(runs)
     tested = comparisons(tuned)

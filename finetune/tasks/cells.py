@@ -20,6 +20,15 @@ def wrong(row: Row, what: str, named: str) -> RequestError:
     return RequestError(f"{row.path}:{row.number}: {what}; mend it or set {named}")
 
 
+def check_utf8(row: Row, text: str, what: str, named: str) -> None:
+    """Raises: RequestError for a text with a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = f"\\u{ord(text[error.start]):04x}"
+        raise wrong(row, f"{what} holds {code}, half of a character, which UTF-8 cannot encode", named) from None
+
+
 def missing(value: Any) -> bool:
     """Null, NaN or blank."""
     return value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip()

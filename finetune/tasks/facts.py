@@ -10,6 +10,7 @@ from finetune.tasks.task import Kind, Split, Task
 
 NOTES = {
     "repeated": "also among the training rows",
+    "chosen": "scored and also among the rows that choose the epoch",
     "dropped": "left out, without a label or a part of their columns",
     "joined": "joined, of several lines each",
     "seen": "left out of the added rows, as they choose or are scored",
@@ -37,7 +38,7 @@ def beyond(task: str, model: str, length: int, counts: dict[str, int]) -> str:
 def facts_of(
     splits: dict[str, Split], names: list[str], hashes: dict[str, str], dropped: dict[str, int]
 ) -> dict[str, Any]:
-    """Counts of the rows by split and class, of rows that stand in train as well, and what was read."""
+    """Counts of the rows by split and class, of rows that stand in train or dev as well, and what was read."""
     counts = {name: _counted(split, names) for name, split in splits.items() if names and split.labels is not None}
     train = splits.get("train")
     others = (
@@ -47,9 +48,22 @@ def facts_of(
         "rows": {name: len(split) for name, split in splits.items()},
         "classes": counts,
         "repeated": {name: count for name, count in others.items() if count},
+        "chosen": _chosen(splits),
         "dropped": {name: count for name, count in dropped.items() if count},
         "files": hashes,
     }
+
+
+def _chosen(splits: dict[str, Split]) -> dict[str, int]:
+    """By scored split, the rows that choose the epoch too; none of a test that is to choose, as in the papers."""
+    dev = splits.get("dev")
+    if dev is None or dev is splits["test"]:
+        return {}
+    scored = {
+        name: split for name, split in splits.items() if name not in ("train", "dev") and split.labels is not None
+    }
+    counts = {name: repeated(split, dev) for name, split in scored.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _counted(split: Split, names: list[str]) -> dict[str, int]:

@@ -60,6 +60,8 @@ def _row(line: str, where: str, classes: int, flag: str) -> tuple[str, int]:
         raise RequestError(f"{where}: no JSON object with text and label; mend it or set {flag}") from None
     if not isinstance(text, str):
         raise RequestError(f"{where}: text {text!r} is no string; mend it or set {flag}")
+    if text != text.encode(errors="replace").decode():
+        raise RequestError(f"{where}: text {text!r} holds half of a character; mend it or set {flag}")
     if type(label) is not int or not 0 <= label < classes:
         raise RequestError(f"{where}: label {label!r}, allowed: 0 <= label < {classes}; mend it or set {flag}")
     return text, label

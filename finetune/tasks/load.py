@@ -1,7 +1,7 @@
 """A task's description -> its rows, split by split."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from asa import manifest
@@ -14,13 +14,14 @@ from finetune.tasks.added import added, split_of, unseen
 from finetune.tasks.cells import flag
 from finetune.tasks.facts import content_sha256, facts_of
 from finetune.tasks.labels import classes
-from finetune.tasks.places import read_files, settled, supply
-from finetune.tasks.rows import Raw, read
-from finetune.tasks.spec import NAME, TaskConfig
-from finetune.tasks.split import arranged, subset
+from finetune.tasks.places import read_files, settled, supply, training
+from finetune.tasks.rows import FIELD, Raw, read
+from finetune.tasks.spec import NAME, TaskConfig, named
+from finetune.tasks.split import arranged, subset, taken
 from finetune.tasks.task import Kind, Split, Task
 
-LABELLED = {"train": True, "dev": True, "test": True, "submit": False}
+LABELLED = {"train": True, "dev": True, "test": True}
+OWN = {*LABELLED, "submit"}  # splits with a key of their own
 
 
 def load(task: TaskConfig, config: FinetuneConfig) -> Task:
@@ -36,13 +37,15 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
         name = found.name if task.name == TaskConfig().name else task.name
         splits = arranged(found.splits, [], config)
         hashes = {str(task.folder / manifest.NAME): found.sha256}
-        return replace(found, name=name, splits=splits, facts=facts_of(splits, found.labels, hashes, {}))
+        facts = facts_of(splits, found.labels, hashes, {})
+        facts["trained"] = [manifest.file_sha256(task.folder / "train.jsonl")]
+        return replace(found, name=name, splits=splits, facts=facts)
     task = settled(task, config)
     kind: Kind = task.kind  # type: ignore[assignment]  # the other word for token is gone by now
     _check(task)
     supplied = supply(task, config)
     _check_names(supplied, "--task.extra")
-    raws = {name: read(task, rows, LABELLED.get(name)) for name, rows in supplied.items()}
+    raws = {name: read(task, rows, _labelled(name)) for name, rows in supplied.items()}
     names = classes(task, next((raw for raw in raws.values() if raw.labels is not None), next(iter(raws.values()))))
     metrics = task.metrics or usual(kind, names)
     check_metrics(metrics, kind, names)
@@ -61,18 +64,38 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     facts = facts_of(splits, names, hashes, {name: raw.dropped for name, raw in read_.items()})
     facts["joined"] = {name: raw.joined for name, raw in read_.items() if raw.joined}
     facts["seen"] = {one.name: one.seen for one in others if one.seen}
+    facts["trained"] = _trained(task, hashes, config)
+    facts["held_out"] = taken(scored, config) if "train" in splits else []
     return Task(task.name, kind, names, metrics, splits, content_sha256(kind, names, metrics, splits, hashes), facts)
 
 
-def trainable(task: Task) -> Task:
-    """The task itself. Raises: RequestError for one that has no rows to train on."""
+def trainable(task: Task, config: FinetuneConfig) -> Task:
+    """The task itself. Raises: RequestError for one that has no rows to train on, or whose scored rows choose as well
+    where that is not asked for."""
     if "train" not in task.splits:
         raise RequestError(f"task {task.name!r} has no training rows, it can only be scored; leave it out of --tasks")
+    if not config.paper_compat and task.splits["dev"][1:] == task.splits["test"][1:]:
+        raise RequestError(
+            f"task {task.name!r} has the same rows in dev and test, which would choose the epoch and be scored; give"
+            " others by --task.dev or --task.test, leave one out, or set --paper_compat true"
+        )
     return task
 
 
+def _trained(task: TaskConfig, hashes: dict[str, str], config: FinetuneConfig) -> list[str]:
+    """The sha256 of every file of training rows, added ones too; of the hub's rows their name there."""
+    several = [task, *(settled(named(other), config) for other in task.also)]
+    return [hashes.get(name, name) for one in several for name in training(one, config)]
+
+
+def _labelled(split: str) -> bool | None:
+    """Whether a split has labels; None: where its first row has the column, which those of a test server may fill with
+    numbers that are no class (GLUE on the hub)."""
+    return False if re.fullmatch("submit(-.+)?", split) else LABELLED.get(split)
+
+
 def _check(task: TaskConfig) -> None:
-    clash = set(LABELLED) & set(task.extra)
+    clash = OWN & set(task.extra)
     if clash:
         raise RequestError(f"task.extra names {sorted(clash)[0]!r}, which has a key of its own; name it otherwise")
     strange = sorted(set(task.spellings.values()) - set(task.labels)) if task.labels else []
@@ -83,6 +106,8 @@ def _check(task: TaskConfig) -> None:
         raise RequestError("kind choice has no column of answers; set --task.choices")
     if task.kind == "choice" and task.form and not any("{answer}" in form for form in task.form):
         raise RequestError("task.form has no {answer}, which kind choice is about; mend --task.form")
+    if task.form:
+        _check_form(task.form)
     if task.ranked and task.also:
         raise RequestError("task.also adds rows, task.ranked makes questions of them; leave one of the two out")
     if task.kind in ("classification", "regression") and len(task.text) > 2 and not task.form:
@@ -91,6 +116,15 @@ def _check(task: TaskConfig) -> None:
         raise RequestError(
             f"task.text has {len(task.text)} columns, kind token wants that of the words; set --task.text"
         )
+
+
+def _check_form(form: Sequence[str]) -> None:
+    """Raises RequestError for a lone brace, and for a form that reads no column: every text would be the same."""
+    rest = [re.sub(FIELD, "", part) for part in form]
+    if broken := [part for part, left in zip(form, rest, strict=True) if "{" in left or "}" in left]:
+        raise RequestError(f"task.form has {broken[0]!r}, allowed: columns in braces, {{NAME}}; mend --task.form")
+    if all(left == part for part, left in zip(form, rest, strict=True)):
+        raise RequestError(f"task.form is {', '.join(map(repr, form))}, which reads no column; mend --task.form")
 
 
 def _check_names(names: Iterable[str], flag: str, where: str = "") -> None:
@@ -112,7 +146,7 @@ def _split_subsets(task: TaskConfig, raws: dict[str, Raw], splits: dict[str, Spl
         raise RequestError(f"{raws[scored].rows[0].path} has no column {task.subsets!r}; set {flag(task, 'subsets')}")
     parts = {value: subset(splits[scored], values, value) for value in sorted(set(values))}
     _check_names(parts, "--task.subsets", f"column {task.subsets!r} has the value ")
-    clash = set(parts) & {*splits, *LABELLED}
+    clash = set(parts) & {*splits, *OWN}
     if clash:
         raise RequestError(
             f"column {task.subsets!r} has a value {sorted(clash)[0]!r}, the name of a split; set --task.subsets"

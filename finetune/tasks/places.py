@@ -94,6 +94,14 @@ def read_files(task: TaskConfig, config: FinetuneConfig) -> list[Path]:
     return [file for path in named for file in (sorted(path.rglob("*.txt")) if path.is_dir() else [path])]
 
 
+def training(task: TaskConfig, config: FinetuneConfig) -> list[str]:
+    """The files of a settled task's training rows; from the hub a name that no file has."""
+    if task.hub is not None and from_hub(task, config):
+        hub = task.hub
+        return [f"hub:{hub.path} {hub.config} {hub.splits['train']}"] if "train" in hub.splits else []
+    return [str(path) for path in read_files(replace(task, dev=(), test=(), submit=(), extra={}), config)]
+
+
 def hub_rows(hub: HubSource, split: str) -> Iterator[Row]:
     """Raises: WorkError where the hub cannot be reached or has no such set."""
     import datasets

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 from asa.errors import RequestError
 from finetune.tasks.answers import answers, right
-from finetune.tasks.cells import cell, flag, has, missing, string, words, wrong
+from finetune.tasks.cells import cell, check_utf8, flag, has, missing, string, words, wrong
 from finetune.tasks.files import Row
 from finetune.tasks.spec import TaskConfig
 from finetune.tasks.task import Choices, Text
+
+FIELD = r"\{([^{}]+)\}"  # a column's place in a form
 
 
 class Raw(NamedTuple):
@@ -46,6 +48,7 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
                 continue
             seen.add(key)
         text, label = _row(task, row, labelled)
+        _check_row(task, row, text, label)
         # The columns are done with; kept, they would be most of the memory of a large set.
         rows.append(Row(row.path, row.number, {}))
         texts.append(text)
@@ -82,6 +85,17 @@ def _row(task: TaskConfig, row: Row, labelled: bool) -> tuple[Text | Choices, An
     return _segments(task, row), cell(task, row, task.label, "label") if labelled else None
 
 
+def _check_row(task: TaskConfig, row: Row, text: Any, label: Any) -> None:
+    """Raises: RequestError for half of a character, which JSON can write and no tokenizer reads, and for a label that
+    is itself a list or an object."""
+    for part in text if task.kind == "choice" else (text,):
+        check_utf8(row, " ".join(part), "a text", flag(task, "text"))
+    for part in label if task.kind == "token" and label else (label,):
+        if isinstance(part, dict | list):
+            raise wrong(row, f"label {part!r:.60}, allowed: a name or a number", flag(task, "label"))
+        check_utf8(row, str(part), "a label", flag(task, "label"))
+
+
 def _segments(task: TaskConfig, row: Row, answer: str = "") -> Text:
     if task.form:
         return tuple(_filled(task, row, form, answer) for form in task.form)
@@ -95,7 +109,7 @@ def _filled(task: TaskConfig, row: Row, form: str, answer: str) -> str:
     def value(match: re.Match[str]) -> str:
         return answer if match[1] == "answer" and task.kind == "choice" else string(task, row, match[1], "form")
 
-    return re.sub(r"\{([^{}]+)\}", value, form)
+    return re.sub(FIELD, value, form)
 
 
 def _context(task: TaskConfig) -> Sequence[str]:

@@ -81,7 +81,8 @@ class TaskConfig:
     submit: Files = ()
     """Files of rows without labels, predicted at the end."""
     extra: dict[str, Files] = field(default_factory=dict)
-    """Further splits by name: their files are scored at the end, or predicted where they have no column of labels."""
+    """Further splits by name: their files are scored at the end, or predicted where they have no column of labels, or
+    their name is submit-SOMETHING."""
     subsets: str = ""
     """Column by whose values the rows of test are scored apart as well, a further split each; empty: none."""
     also: tuple[str, ...] = ()

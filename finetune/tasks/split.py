@@ -1,7 +1,7 @@
 """Which rows are held out, drawn or repeated: pure functions of the rows, so the same for every run and machine."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from asa.errors import RequestError
@@ -34,6 +34,12 @@ def arranged(found: dict[str, Split], added: Sequence[Split], config: FinetuneCo
     return {"train": thinned(_joined([train, *added]), config.train_rows), "dev": dev, "test": test, **splits}
 
 
+def taken(files: Collection[str], config: FinetuneConfig) -> list[str]:
+    """Which of dev and test `arranged` takes from training rows. Args: files, the splits that files hold."""
+    own = sum(name in files for name in ("dev", "test"))
+    return [] if own == 1 and config.paper_compat else ["dev", "test"][: 2 - own]
+
+
 def _joined(splits: Sequence[Split]) -> Split:
     ids, texts, labels = [], [], []
     for split in splits:
@@ -47,7 +53,7 @@ def held_out(split: Split, share: float) -> tuple[Split, Split]:
     """The rows that stay, and those that are taken away: the `share` whose first segment hashes lowest, 1,000 at most.
 
     Rows with the same first segment stay together, unless nearly all have the same: with a question's other answer in
-    training, a row's label is known.
+    training, a row's label is known. A second segment may stand on both sides.
     """
     count = max(1, min(MOST_HELD_OUT, round(share * len(split))))
     taken = _lowest_groups(split, count, _first_segment) or _lowest_groups(split, count, lambda text: text)
@@ -63,9 +69,9 @@ def thinned(split: Split, most: int | None) -> Split:
     return split if most is None or most >= len(split) else _picked(split, sorted(_lowest(split, "drawn", most)))
 
 
-def repeated(split: Split, train: Split) -> int:
-    """How many rows of a split have the text of a training row."""
-    known = set(train.texts)
+def repeated(split: Split, other: Split) -> int:
+    """How many rows of a split have the text of a row of another."""
+    known = set(other.texts)
     return sum(text in known for text in split.texts)
 
 

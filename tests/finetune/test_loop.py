@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM
 
 from asa import manifest, record
 from asa.errors import RequestError, WorkError
@@ -19,7 +20,7 @@ from finetune.predictions import Predictions, predict
 from finetune.run import Run
 from finetune.sweep import sweep
 from finetune.tasks.task import Kind
-from tests.finetune.conftest import Given, Make, events, small_task
+from tests.finetune.conftest import WORDS, Given, Make, events, small_task
 
 COLOURS = small_task("classification")
 
@@ -173,6 +174,26 @@ def test_a_damaged_model_is_one_line(given: Given, model_folder: Path, tmp_path:
         sweep(given(models={"tiny": model_folder, "bad": damaged}))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused_before_anything_is_made(
+    given: Given, model_folder: Path, tmp_path: Path
+) -> None:
+    small = shutil.copytree(model_folder, tmp_path / "small")
+    model = AutoModelForMaskedLM.from_pretrained(small)
+    model.resize_token_embeddings(len(WORDS) - 1)
+    model.save_pretrained(small)
+    with pytest.raises(RequestError, match=r"small has embeddings for 15 ids, the tokenizer 16; set --models.small"):
+        sweep(given(models={"tiny": model_folder, "small": small}))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_out_that_is_a_file_is_refused_before_any_input_is_read(given: Given, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(RequestError, match=r"file is no folder; set another --out"):
+            sweep(given(out=out, task={"folder": tmp_path / "nowhere"}))
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_run_that_its_model_refuses_is_told_at_the_end_and_the_others_are_made(

@@ -81,7 +81,9 @@ def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
         ({"layers": (2,)}, "layers 0 to 1; set --layers"),
         ({"head": 2}, "heads 0 to 1; set --head"),
         ({"out": tmp_path / "x.jpeg"}, "set --out"),
-        ({"model": model_folder}, "no saved adversary"),
+        ({"out": tmp_path}, "set --out"),
+        ({"out": tmp_path / "pictures" / "maps.png" / "x.png"}, "maps.png is no folder; set another --out"),
+        ({"model": model_folder}, r"no saved adversary .*give the export of a run with method asa by --model"),
         ({"beside": tmp_path}, "--beside"),
         ({"text": "a " * 40}, "reads at most 32"),
     ):

@@ -70,7 +70,7 @@ def test_every_row_is_there_and_a_few_are_trained_on(
     assert {split: len(rows) for split, rows in task.splits.items()} == ROWS[name]
     if "train" not in task.splits:
         with pytest.raises(RequestError, match=f"task '{name}' has no training rows, it can only be scored"):
-            trainable(task)
+            trainable(task, from_dict(FinetuneConfig, request(name)))
         return
     few = {split: thinned(rows, TINY) for split, rows in task.splits.items()}
     monkeypatch.setattr(sweep, "load", lambda *_: Task(task.name, task.kind, task.labels, task.metrics, few, "0" * 64))

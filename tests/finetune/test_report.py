@@ -255,7 +255,7 @@ def test_a_report_of_unfinished_runs_alone_says_so(tmp_path: Path) -> None:
         (["report", "a", "b", "--out", "c"], "unexpected argument 'b'"),
         (["report", "gone", "--out", "c"], "no folder gone"),
         (["report", ".", "--out", "c"], "no run below ."),
-        (["report", ".", "--out", "file"], "a file stands there"),
+        (["report", ".", "--out", "file"], "file is no folder; set another --out"),
         (["reprot"], "did you mean 'report'"),
     ],
 )

@@ -22,9 +22,10 @@ from finetune.labels import Merge, label_map, merged
 from finetune.metrics import METRICS
 from finetune.model import HEADS
 from finetune.predictions import FOLDER, load_predictions, predict
-from finetune.saved import encoded, find, module_of
+from finetune.saved import encoded, find, module_of, tasks_of
 from finetune.score import pair, score_all, score_one
 from finetune.sweep import sweep
+from finetune.tasks import spec
 from finetune.tasks.task import Kind
 from tests.finetune.conftest import CLASSES, Given, small_task
 
@@ -100,6 +101,33 @@ def test_a_model_is_scored_on_the_rows_that_its_own_run_held_out(
         record.read(folders[0] / record.NAME)[0]["inputs"]["task_sha256"]
         == (record.read(run / record.NAME)[0]["inputs"]["task_sha256"])
     )
+
+
+def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{filler} {colour},{colour}" for filler in "abcdefgh" for colour in CLASSES]
+    (tmp_path / "added.csv").write_text("\n".join(["text,y", *lines, ""]))
+    (tmp_path / "own.csv").write_text("\n".join(["text,y", *(f"h {line}" for line in lines), ""]))
+    (tmp_path / "standard").mkdir()
+    described = f"train: [{tmp_path / 'added.csv'}]\nlabel: y\n"
+    (tmp_path / "standard" / "added.yaml").write_text(described)
+    monkeypatch.setattr(spec, "STANDARD", tmp_path / "standard")
+    task = {"name": "joint", "train": [tmp_path / "own.csv"], "label": "y", "also": ["added"]}
+    asked = given(task=task, max_steps=2, save_model=True)
+    sweep(asked)
+    run = asked["out"] / "joint" / "tiny-vanilla-0"
+    for wanted in ({"tasks": ("added",)}, {"task": {"name": "again", "train": [tmp_path / "own.csv"], "label": "y"}}):
+        with pytest.raises(
+            RequestError, match=r"was trained on rows of \w+, whose test is held out of them; leave out"
+        ):
+            score_all(ScoreConfig(out=tmp_path / "scores", models=(run,), **wanted))  # type: ignore[arg-type]
+    assert not (tmp_path / "scores").exists()
+    (tmp_path / "standard" / "added.yaml").write_text(f"{described}test: [{tmp_path / 'own.csv'}]\n")
+    score_all(ScoreConfig(out=tmp_path / "scores", models=(run,), tasks=("added",), length=16))
+    assert (tmp_path / "scores" / "added").is_dir()
+    with pytest.raises(RequestError, match="was trained on rows of added, whose dev is held out of them"):
+        tasks_of(ScoreConfig(out=tmp_path, models=(run,), tasks=("added",)), [find(run, "--models")], tmp_path, "dev")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +251,7 @@ def test_wrong_requests_are_one_line(model_folder: Path, task_folder: Path, tmp_
     record.Record(bare, {"task": "colours"}).end({})
     for models, told in (
         ([model_folder], "BertForMaskedLM, which has no head for a task"),
-        ([tmp_path / "nowhere"], "no config.json"),
+        ([tmp_path / "nowhere"], r"no config.json; .* by --models \(the first arguments\)"),
         ([begun], "unfinished run"),
         ([bare], "kept no model; run it again with --save_model true"),
         ([numbers], "for kind regression, colours is classification"),

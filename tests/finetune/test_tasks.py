@@ -47,6 +47,16 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
         folder.load(task)
 
 
+def test_half_a_character_is_named_with_its_line(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "wrong")
+    (task / "test.jsonl").write_text(
+        '{"id": "1", "text": "a \\ud83d\\ude00", "label": 0}\n{"text": "\\ud83d", "label": 0}\n'
+    )
+    manifest.write(task, "task", {})
+    with pytest.raises(RequestError, match=r"test.jsonl:2: text '\\ud83d' holds half of a character"):
+        folder.load(task)
+
+
 def test_a_task_without_manifest_is_refused(task_folder: Path) -> None:
     (task_folder / manifest.NAME).unlink()
     with pytest.raises(RequestError, match=r"no manifest.json.*--task"):

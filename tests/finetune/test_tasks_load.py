@@ -204,7 +204,7 @@ def test_subsets_and_further_files_are_scored_apart(tmp_path: Path) -> None:
     }
     assert set(found.scored) == {"test", "again", "x", "y"}
     with pytest.raises(RequestError, match="task 'own' has no training rows"):
-        trainable(found)
+        trainable(found, from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out"}))
 
 
 @pytest.mark.parametrize(
@@ -257,12 +257,6 @@ def test_at_most_a_thousand_rows_are_held_out_and_too_few_are_refused() -> None:
         held_out(thinned(split, 1), 0.1)
 
 
-def test_rows_that_stand_in_two_files_are_counted(table: Path) -> None:
-    found = task(train=[table], test=[table], dev=[table], text=["a", "b"], label="y")
-    assert found.facts["repeated"] == {"dev": 40, "test": 40}
-    assert "also among the training rows: 40 of dev, 40 of test" in told(found)
-
-
 def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
     keys: dict[str, Any] = {"train": [table], "dev": [table], "text": ["a", "b"], "label": "y"}
     first = task(**keys).sha256
@@ -311,6 +305,36 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
             r"task.form has no {answer}",
         ),
         ([{"text": "x", "label": 0}], {"text": ["a", "b", "c"]}, r"3 columns, allowed: one, or two of a pair"),
+        (
+            [{"text": "x", "label": 0}],
+            {"form": ["{text"]},
+            r"task.form has '{text', allowed: columns in .* --task.form",
+        ),
+        ([{"text": "x", "label": 0}], {"form": ["{text}", "}"]}, r"task.form has '}', allowed"),
+        (
+            [{"text": "x", "label": 0}],
+            {"form": ["text"]},
+            r"task.form is 'text', which reads no column; .* --task.form",
+        ),
+        (
+            [{"text": "x", "label": 0}, {"text": "half \ud83d", "label": 1}],
+            {},
+            r"t.jsonl:2: a text holds \\ud83d, half of a character, which UTF-8 cannot encode; .* --task.text",
+        ),
+        ([{"text": "x", "label": "\ud83d"}], {}, r"t.jsonl:1: a label holds \\ud83d, half of .* --task.label"),
+        ([{"text": "x", "label": {"name": "a"}}], {}, r"t.jsonl:1: label {'name': 'a'}, allowed: a name or a number"),
+        (
+            [{"text": "x", "label": ["a"]}],
+            {},
+            r"t.jsonl:1: label \['a'\], allowed: a name or a number; .* --task.label",
+        ),
+        ([{"text": ["x"], "label": [["O"]]}], {"kind": "token"}, r"t.jsonl:1: label \['O'\], allowed"),
+        ([{"text": ["x", "\udc00"], "label": ["O", "O"]}], {"kind": "token"}, r"t.jsonl:1: a text holds \\udc00"),
+        (
+            [{"text": "x", "b": ["y", "\ud83d"], "label": 0}],
+            {"kind": "choice", "choices": ["b"]},
+            r"t.jsonl:1: a text holds \\ud83d",
+        ),
         ([{"text": "x", "label": 0}], {"text": ["a", "b"], "kind": "token"}, r"2 columns, kind token wants that of"),
         ([{"text": "b'x", "label": 0}], {"literals": True}, r"is no Python bytes literal; .* --task.literals false"),
         (

@@ -1,0 +1,59 @@
+"""Rows that choose are not those that are scored, and rows of test servers have no labels."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asa.config import from_dict
+from asa.errors import RequestError
+from finetune.config import FinetuneConfig
+from finetune.tasks import spec as specs
+from finetune.tasks.facts import told
+from finetune.tasks.load import load, trainable
+from tests.finetune.test_tasks_load import ROWS, table, task, write
+
+__all__ = ["table"]  # a fixture
+
+
+def test_rows_that_stand_in_two_files_are_counted(table: Path) -> None:
+    few = write(table.with_name("few.csv"), ROWS["classification"][:7])
+    keys: dict[str, Any] = {"train": [table], "text": ["a", "b"], "label": "y"}
+    found = task(**keys, test=[table], dev=[few], extra={"more": [few]})
+    assert found.facts["repeated"] == {"dev": 7, "test": 40, "more": 7}
+    assert found.facts["chosen"] == {"test": 7, "more": 7}
+    assert "also among the training rows: 7 of dev, 40 of test, 7 of more; " in told(found)
+    assert "scored and also among the rows that choose the epoch: 7 of test, 7 of more" in told(found)
+    assert task({"paper_compat": True}, **keys, dev=[few]).facts["chosen"] == {}
+
+
+def test_scored_rows_that_choose_too_are_refused_unless_asked_for(table: Path) -> None:
+    copy = write(table.with_name("copy.csv"), ROWS["classification"])
+    keys: dict[str, Any] = {"train": [table], "dev": [table], "test": [copy], "text": ["a", "b"], "label": "y"}
+    values = {"models": {"m": "m"}, "out": "out"}
+    with pytest.raises(RequestError, match=r"task 'own' has the same rows in dev and test, .* --paper_compat true"):
+        trainable(task(**keys), from_dict(FinetuneConfig, values))
+    asked = from_dict(FinetuneConfig, {**values, "paper_compat": True})
+    assert trainable(task({"paper_compat": True}, **keys), asked).facts["rows"]["dev"] == 40
+
+
+def test_rows_of_the_hubs_test_servers_have_no_labels_whatever_their_column_says(tmp_path: Path) -> None:
+    """GLUE on the hub writes -1."""
+    spec = specs.named("mnli")
+    assert spec.hub is not None
+    for split in spec.hub.splits.values():
+        rows = [
+            {"premise": f"{split} {n}", "hypothesis": "b", "label": -1 if "test" in split else n % 3} for n in range(20)
+        ]
+        write(tmp_path / f"{split}.parquet", rows)
+    files = [f"  - split: {split}\n    path: {split}.parquet\n" for split in spec.hub.splits.values()]
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: mnli\n  data_files:\n{''.join(files)}---\n")
+    config = from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out", "tasks": ["mnli"]})
+    found = load(replace(spec, hub=replace(spec.hub, path=str(tmp_path))), config)
+    assert {name: split.labels is None for name, split in found.splits.items() if len(split) == 20} == {
+        "test": False,
+        "submit": True,
+        "mm": False,
+        "submit-mm": True,
+    }
