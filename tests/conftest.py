@@ -6,6 +6,11 @@ from unittest import mock
 
 import pytest
 import torch
+from hypothesis import settings
+
+# Tests never time: a busy machine would fail an example that takes longer than it did before.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

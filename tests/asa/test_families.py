@@ -64,7 +64,7 @@ def test_a_map_that_keeps_everything_changes_nothing(name: str, attention: str) 
 
 
 @each_pair
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.integers(0, 2**31), st.floats(0, 1))
 def test_what_padding_holds_never_reaches_a_real_position(name: str, attention: str, seed: int, share: float) -> None:
     model, batch, keeps = tiny(name, attention=attention), batch_for(name), random_keeps(seed, share=share)

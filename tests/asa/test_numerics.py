@@ -163,7 +163,7 @@ def test_a_filled_map_has_no_empty_row_among_what_is_seen(seed: int) -> None:
     assert torch.equal(filled[untouched], keep_BLL[untouched])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.sampled_from(KINDS), st.sampled_from(LOW), st.sampled_from(["symmetric", "one_sided"]))
 def test_divergences_of_extreme_logits_are_finite_with_finite_gradients(
     seed: int, kind: Any, dtype: torch.dtype, form: Any

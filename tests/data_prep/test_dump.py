@@ -56,7 +56,7 @@ def test_all_forms_give_the_same_pages(dumps: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cuts=st.lists(st.floats(0, 1), max_size=6))
 def test_ranges_that_cover_a_file_give_every_page_once(dumps: dict[str, Path], name: str, cuts: list[float]) -> None:
     path = dumps[name]

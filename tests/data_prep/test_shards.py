@@ -62,7 +62,7 @@ def test_single_documents_are_cut_or_padded(tmp_path: Path) -> None:
 DOCUMENTS = st.lists(st.lists(st.integers(10, 99), min_size=1, max_size=40), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(lists=DOCUMENTS, length=st.integers(8, 20), block=st.integers(1, 5))
 def test_every_token_is_there_in_order(
     lists: list[list[int]], length: int, block: int, tmp_path_factory: pytest.TempPathFactory
@@ -82,7 +82,7 @@ def test_every_token_is_there_in_order(
     assert len(lists) <= ends <= len(lists) + len(rows)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(lists=DOCUMENTS, length=st.integers(8, 20))
 def test_a_row_a_document(lists: list[list[int]], length: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     rows = pack(tmp_path_factory.getbasetemp(), lists, length, "single")

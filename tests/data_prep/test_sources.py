@@ -109,7 +109,7 @@ def test_lone_surrogates_go_from_every_field(tmp_path: Path) -> None:
 LINES = st.lists(st.sampled_from(["word", "a b", "", " ", "end."]), max_size=30)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(lines=LINES, cuts=st.lists(st.integers(0, 100), max_size=5))
 def test_text_files_are_cut_at_empty_lines(
     lines: list[str], cuts: list[int], tmp_path_factory: pytest.TempPathFactory

@@ -151,7 +151,7 @@ def test_what_follows_an_unclosed_bracket_is_kept(opened: str) -> None:
     assert plain_text(f"{opened}\n\nIt is [[old]] and {{{{nowrap|5 km}}}}.").endswith("It is old and 5 km.")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from([*PIECES.split(), "\n", " ", "[http://x ", "== "]), max_size=30))
 def test_any_mix_of_signs_is_survived(parts: list[str]) -> None:
     text = plain_text("".join(parts))

@@ -149,7 +149,7 @@ def test_rows_of_like_length_share_a_batch(train: Encoded) -> None:
     assert len({train.lengths[rows].max() for rows in orders}) > 2  # not the shortest first
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(KINDS),
     rows=st.lists(st.integers(0, 23), min_size=1, max_size=24, unique=True),

@@ -27,7 +27,7 @@ def columns(pairs: list) -> tuple[list, list]:
     return [gold for gold, _ in pairs], [found for _, found in pairs]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(BINARY)
 def test_f1_is_that_of_the_second_class(pairs: list[tuple[int, int]]) -> None:
     gold, found = columns(pairs)
@@ -37,7 +37,7 @@ def test_f1_is_that_of_the_second_class(pairs: list[tuple[int, int]]) -> None:
     assert METRICS["accuracy"](gold, found, ["no", "yes"]) == pytest.approx(np.mean(np.equal(gold, found)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CLASSES)
 def test_matthews_and_macro_f1_are_those_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     gold, found = columns(pairs)
@@ -50,7 +50,7 @@ def test_matthews_and_macro_f1_are_those_of_scikit_learn(pairs: list[tuple[int, 
     assert METRICS["macro_f1"](gold, gold, names) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(NUMBERS)
 def test_correlations_are_those_of_scipy_and_0_where_there_is_none(pairs: list[tuple[int, int]]) -> None:
     gold, found = columns([(a / 10, b / 10) for a, b in pairs])
@@ -63,7 +63,7 @@ def test_correlations_are_those_of_scipy_and_0_where_there_is_none(pairs: list[t
         assert -1.000001 <= value <= 1.000001
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(WORDS)
 def test_words_are_scored_as_seqeval_and_the_papers_do(rows: list[list[tuple[int, int]]]) -> None:
     gold, found = [columns(row)[0] for row in rows], [columns(row)[1] for row in rows]

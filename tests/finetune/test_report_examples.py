@@ -20,7 +20,7 @@ rows = st.integers(2, 30)
 
 
 @given(st.data(), rows)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_sums_of_classes_give_the_metrics_value(data: st.DataObject, count: int) -> None:
     classes = CLASSES[: data.draw(st.integers(2, 3))]
     labels = st.lists(st.integers(0, len(classes) - 1), min_size=count, max_size=count)
@@ -30,7 +30,7 @@ def test_the_sums_of_classes_give_the_metrics_value(data: st.DataObject, count: 
 
 
 @given(st.data(), rows)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_sums_of_numbers_give_the_correlation(data: st.DataObject, count: int) -> None:
     numbers = st.lists(st.integers(-50, 50).map(lambda n: n / 8), min_size=count, max_size=count)
     gold, found = data.draw(numbers), data.draw(numbers)
@@ -42,7 +42,7 @@ def test_the_sums_of_numbers_give_the_correlation(data: st.DataObject, count: in
     ("labels", "metrics"), [(TAGS, ("entity_f1", "token_f1", "accuracy")), (CLASSES, ("token_f1",))]
 )
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_sums_of_words_give_the_score_of_entities_where_words_are_cut(
     labels: list[str], metrics: tuple[str, ...], data: st.DataObject
 ) -> None:

@@ -46,7 +46,7 @@ def climbed(look: Look, radius: float, steps: int = 40, starts: int = 1) -> Wors
     return attack(look, ROOM, torch.full((E,), radius), steps, 0.2, starts, (0, 0))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 1000), RADIUS)
 def test_a_linear_loss_rises_by_radius_times_slope_of_the_tokens_alone(seed: int, radius: float) -> None:
     slope_ELD = slopes(seed)
@@ -56,7 +56,7 @@ def test_a_linear_loss_rises_by_radius_times_slope_of_the_tokens_alone(seed: int
     assert (worst.resisted_E == (worst.reached_SE.amax(0) < 2)).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 1000), RADIUS, st.floats(1, 4))
 def test_the_increase_is_monotone_in_the_radius(seed: int, radius: float, factor: float) -> None:
     look = linear(slopes(seed))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given as generated
-from hypothesis import settings
 from hypothesis import strategies as st
 from scipy.special import softmax
 from transformers import BertConfig
@@ -166,7 +165,6 @@ def test_classes_without_a_counterpart_are_named(
 
 
 @generated(st.lists(st.floats(-20, 20), min_size=3, max_size=3))
-@settings(deadline=None)
 def test_the_sum_of_probabilities_loses_none_and_the_largest_keeps_the_one(logits: list[float]) -> None:
     row, chances = np.array(logits), softmax(logits)
     summed = np.exp(merged(row, [0, 1, 1], "sum"))

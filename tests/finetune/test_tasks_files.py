@@ -23,7 +23,7 @@ from finetune.tasks.files import rows
 # All of Unicode that UTF-8 can hold, separators inside texts with them; NUL ends a csv field's line in Python 3.11.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 CELLS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=8)
-LAWS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LAWS = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 Table = list[tuple[str, str]]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -230,7 +230,6 @@ def test_who_trains_who_chooses_who_is_scored(
 UNIQUE = st.lists(st.text(max_size=5), min_size=3, max_size=60, unique=True)
 
 
-@settings(deadline=None)
 @given(UNIQUE, st.floats(0.01, 0.6), st.randoms(use_true_random=False))
 def test_held_out_rows_follow_from_their_content_and_no_row_is_lost(
     texts: list[str], share: float, random: Any

@@ -27,14 +27,14 @@ def test_forward_and_all_gradients_are_those_of_the_formulas(dtype: torch.dtype,
     check(fused(small), plain(small), dtype)
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3, derandomize=True)
 @given(st.data())
 def test_any_shape(data: st.DataObject) -> None:
     check_a_shape(data)
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(st.data())
 def test_many_shapes(data: st.DataObject) -> None:
     check_a_shape(data)
