@@ -101,7 +101,8 @@ def answer(ended: Outcome, finished: bool) -> int:
     number = ended.signal or (signal.SIGTERM if ended.code == 0 else 0)
     if number:
         print("stopped; the same command continues it", flush=True)
-    return 128 + number if number else ended.code
+        return 128 + number
+    return ended.code if ended.code in (1, 2) else 1  # another one tells which signal took a rank
 
 
 if __name__ == "__main__":

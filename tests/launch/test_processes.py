@@ -16,6 +16,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
+from launch.__main__ import answer
 from launch.processes import Outcome, outcome
 
 RANK = """
@@ -221,6 +222,12 @@ def test_a_rank_that_fails_after_a_signal_has_failed(plant: Plant) -> None:
     tree = plant("failing")
     tree.process.send_signal(signal.SIGTERM)
     assert tree.outcome() == Outcome(1, 0)
+
+
+@pytest.mark.parametrize(("code", "told"), [(1, 1), (2, 2), (247, 1), (137, 1)])
+def test_a_rank_that_was_killed_is_failed_work(code: int, told: int) -> None:
+    """256 - 9 is DeepSpeed's code for it, 128 + 9 a shell's."""
+    assert answer(Outcome(code, 0), finished=False) == told
 
 
 def test_exit_codes_are_summed_up() -> None:
