@@ -26,6 +26,7 @@ from asa import dist, manifest
 from asa.engine import Engine, State
 from asa.errors import RequestError, WorkError
 from asa.methods import Method
+from asa.places import fsync
 
 KIND = "checkpoint"
 WEIGHTS, METHOD = "model.safetensors", "method.safetensors"
@@ -133,7 +134,7 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _publish(aside: Path, final: Path) -> None:
     shutil.rmtree(final, ignore_errors=True)  # damaged, or it would have been left as it is
     aside.rename(final)
-    manifest.fsync(final.parent)
+    fsync(final.parent)
 
 
 def _rotate(newest: Path, keep: int) -> None:

@@ -7,7 +7,6 @@ own content, so that a changed byte is found anywhere, in the manifest too. Shar
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from asa.errors import RequestError, WorkError
+from asa.places import fsync
 
 NAME = "manifest.json"
 _SIGNATURE = "sha256"
@@ -129,15 +129,6 @@ def _signed(content: dict[str, Any]) -> str:
 
 def _text(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
-
-
-def fsync(path: Path) -> None:
-    """Force a file or folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def replaceable(folder: Path, kind: str, flag: str) -> None:

@@ -1,9 +1,16 @@
-"""Where a command is to write: refused before the work where nothing can be written there."""
+"""Where a command writes: refused before the work where nothing can be written there; a file is whole or not there."""
 
+import errno
 import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from asa.errors import RequestError
+from safetensors import SafetensorError
+
+from asa.errors import RequestError, WorkError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_folder(folder: Path, flag: str) -> None:
@@ -18,3 +25,45 @@ def check_file(file: Path, flag: str) -> None:
     if file.is_dir():
         raise RequestError(f"{file} is a folder; set {flag} to a file")
     check_folder(file.parent, flag)
+
+
+@contextmanager
+def refusal_told(path: Path) -> Generator[None]:
+    """Inside, what the system refuses to write to `path` is failed work and no traceback."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:  # safetensors hides the system's refusal in an error of its own
+        number = getattr(error, "errno", None)
+        reason = getattr(error, "strerror", None) or error
+        advice = "mend that" if number is not None and number not in FULL else "free some space"
+        raise WorkError(f"{path} cannot be written: {reason}; {advice} and give the same command again") from error
+
+
+@contextmanager
+def whole(path: Path) -> Generator[Path]:
+    """Gives a file beside `path` to write to, in a folder made for it, and puts it in place at the end: `path` is never
+    there by half, and what fails leaves nothing.
+
+    Raises: WorkError where the system refuses.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    with refusal_told(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield partial
+            fsync(partial)
+            partial.replace(path)
+            fsync(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+
+def fsync(path: Path) -> None:
+    """Force a file or folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -4,7 +4,6 @@ metrics.jsonl has one JSON object per line: {"event": "start", ...facts}, any nu
 "step": n, ...values} and, when the run is complete, {"event": "end", ...}. A run without an end line is unfinished.
 """
 
-import errno
 import hashlib
 import importlib
 import json
@@ -12,8 +11,7 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,10 +21,10 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from asa.errors import WorkError
+from asa.places import refusal_told, whole
 
 NAME = "metrics.jsonl"
 DRAWN = ("train", "eval")  # events whose numbers are curves
-FULL = (errno.ENOSPC, errno.EDQUOT)
 Value = float | int | str | bool | list[float] | None
 
 
@@ -55,8 +53,12 @@ class Record:
             [] if resume is None else [e for e in read(self.path) if e.get("step", 0) <= resume and e["event"] != "end"]
         )
         lines = [json.dumps(event) + "\n" for event in kept or [{"event": "start", **facts}]]
-        _put(self.path, "".join(lines))
-        _put(folder / "environment.json", json.dumps(installed(), indent=1) + "\n")
+        for path, text in (
+            (self.path, "".join(lines)),
+            (folder / "environment.json", json.dumps(installed(), indent=1) + "\n"),
+        ):
+            with whole(path) as partial:
+                partial.write_text(text)
         if resume is None:
             shutil.rmtree(self._curves, ignore_errors=True)
         with refusal_told(self._curves):
@@ -104,31 +106,6 @@ class Record:
         with refusal_told(self.path), self.path.open("a+b") as file:
             _cut_torn_line(file)
             file.write(json.dumps(event, allow_nan=False).encode() + b"\n")
-
-
-@contextmanager
-def refusal_told(path: Path) -> Generator[None]:
-    """Inside, what the system refuses to write to `path` is failed work and no traceback."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        advice = "free some space" if error.errno in FULL else "mend that"
-        raise WorkError(f"{path} cannot be written: {reason}; {advice} and give the same command again") from error
-
-
-def _put(path: Path, text: str) -> None:
-    """Write a file, in a folder made for it, aside and rename it: it is never there by half."""
-    partial = path.with_suffix(".partial")
-    with refusal_told(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(text)
-            partial.rename(path)
-        except BaseException:
-            with suppress(OSError):
-                partial.unlink()
-            raise
 
 
 def _cut_torn_line(file: BinaryIO) -> None:

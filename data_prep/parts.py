@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 from tqdm import tqdm
 
 from asa.errors import WorkError
-from asa.manifest import fsync
+from asa.places import fsync
 
 Facts = dict[str, Any]
 # Gets a part's task and an empty folder, writes the part's files there under their final names, returns its facts

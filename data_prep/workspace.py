@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from asa.errors import RequestError, WorkError
 from asa.manifest import NAME as MANIFEST
-from asa.manifest import fsync
+from asa.places import fsync
 from data_prep import parts as parts_file
 from data_prep.parts import Facts, Part, Work
 

@@ -18,6 +18,7 @@ from asa import checkpoint, dist, manifest
 from asa.engine import Engine
 from asa.errors import WorkError
 from asa.methods import Method
+from asa.places import whole
 from asa.tokenizer import load_tokenizer
 
 FOLDER = "state"
@@ -89,17 +90,9 @@ class Saver:
 def _put(weights: dict[str, Tensor], file: Path | None) -> str:
     """Write the weights, in place of a file that an earlier process may have left; the file's sha256."""
     assert file is not None
-    partial = file.with_suffix(".partial")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with whole(file) as partial:
         save_file({name: value.contiguous() for name, value in weights.items()}, partial)
-        manifest.fsync(partial)
-        digest = manifest.file_sha256(partial)
-        partial.rename(file)
-    except Exception as error:  # safetensors hides the disk's refusal in an error of its own
-        partial.unlink(missing_ok=True)
-        raise WorkError(f"{file} cannot be written: {error}; free some space and give the same command again") from None
-    return digest
+        return manifest.file_sha256(partial)
 
 
 def _drop_others(root: Path, file: Path | None) -> None:

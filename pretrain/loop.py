@@ -16,7 +16,8 @@ from asa.config import save_yaml
 from asa.engine import StepStats
 from asa.errors import RequestError, WorkError
 from asa.methods import At
-from asa.record import Record, Value, refusal_told
+from asa.places import refusal_told
+from asa.record import Record, Value
 from pretrain.config import PretrainConfig
 from pretrain.faults import Fault
 from pretrain.figures import Meter, figures
