@@ -203,7 +203,7 @@ def newest_good(root: Path) -> tuple[Path | None, list[str]]:
             return folder, wrong
     if folders:
         raise WorkError(f"no checkpoint in {root} is whole: {'; '.join(wrong)}; restore one, or set another --out")
-    return None, []
+    return None, wrong
 
 
 def complete(root: Path) -> list[Path]:

@@ -52,6 +52,15 @@ def sha256_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(to_dict(value), sort_keys=True).encode()).hexdigest()
 
 
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys as dotted ones."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        nested = isinstance(value, dict)
+        found |= flat(cast("dict[str, Any]", value), f"{prefix}{key}.") if nested else {prefix + key: value}
+    return found
+
+
 def field_names(cls: Any, prefix: str = "") -> list[str]:
     """Every dotted key of a config class."""
     names: list[str] = []

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from asa.spare import DRAWS, spare
 from asa.typed import Function
 
 # B rows, H heads, K width of one head, L length (queries, then keys)
@@ -19,15 +20,15 @@ from asa.typed import Function
 CACHED = 2**19  # weights of rows that are treated together, 2 MB
 SMALL = 2**18  # below so many weights the calls cost more than the numbers
 WIDE = (torch.float32, torch.float64)
-BITS = 2**16
 
 
 def suits(q_BHLK: Tensor, k_BHLK: Tensor, mask_BHLL: Tensor | None, dropout: float) -> bool:
     """Whether torch's attention is the slower one, and this one computes the same."""
     large = q_BHLK.shape[:3].numel() * k_BHLK.shape[2] >= SMALL
     ours = large and q_BHLK.device.type == "cpu" and q_BHLK.dtype in WIDE and not torch.compiler.is_compiling()
-    slow = round(dropout * BITS) > 0 or (mask_BHLL is not None and mask_BHLL.requires_grad)
-    return ours and slow and round(dropout * BITS) < BITS
+    threshold, _ = spare(dropout)
+    slow = threshold > 0 or (mask_BHLL is not None and mask_BHLL.requires_grad)
+    return ours and slow and threshold < DRAWS
 
 
 def context(
@@ -64,8 +65,7 @@ class _Attend(Function):
     ) -> Tensor:
         weights_BHLL = q.new_empty(*q.shape[:3], k.shape[2])
         context_BHLK = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-        threshold = round(dropout * BITS)
-        rescale = BITS / (BITS - threshold)
+        threshold, rescale = spare(dropout)
         for rows in _portions(weights_BHLL):
             weights = weights_BHLL[rows]
             torch.matmul(q[rows] * scaling, k[rows].transpose(2, 3), out=weights)
@@ -104,10 +104,10 @@ class _Attend(Function):
 
 
 def _draws(like: Tensor, threshold: int) -> Tensor:
-    """Negative with probability threshold / BITS, independently."""
+    """Negative with probability threshold / DRAWS, independently."""
     bits = torch.empty((like.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
     # From -2^15 to 2^15 - 1; a half keeps what is at the threshold from being -0.
-    return bits[: like.numel()].view(like.shape).to(like.dtype).add_(BITS // 2 - threshold + 0.5)
+    return bits[: like.numel()].view(like.shape).to(like.dtype).add_(DRAWS // 2 - threshold + 0.5)
 
 
 def _portions(weights_BHLL: Tensor) -> Iterator[slice]:

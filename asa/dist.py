@@ -41,7 +41,7 @@ def barrier() -> None:
 
 def sum_(tensor: Tensor) -> Tensor:
     """In-place sum over ranks; returns its argument."""
-    if active() and world() > 1:
+    if world() > 1:
         torch_dist.all_reduce(tensor)
     return tensor
 

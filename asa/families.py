@@ -16,6 +16,7 @@ class Family(NamedTuple):
     score_method: DeBERTa's own mask is a masked_fill, through which no gradient passes, so a map goes into the result
         of this method of the attention module, which adds position scores to content scores.
     counts_from_pad: position ids begin after the padding token's id, so that many places of the table are no use.
+    pad: that id where the family's code has it fixed, whatever the config says.
     recomputes: Hugging Face's code offers activation checkpointing.
     """
 
@@ -25,6 +26,7 @@ class Family(NamedTuple):
     replaceable: bool = False
     score_method: str = ""
     counts_from_pad: bool = False
+    pad: int | None = None
     recomputes: bool = True
 
     def check(self, config: PreTrainedConfig) -> None:
@@ -38,8 +40,8 @@ class Family(NamedTuple):
 
     def longest(self, config: PreTrainedConfig) -> int:
         """Token ids a row may have."""
-        spent = config.pad_token_id + 1 if self.counts_from_pad else 0
-        return config.max_position_embeddings - spent
+        pad = config.pad_token_id if self.pad is None else self.pad
+        return config.max_position_embeddings - (pad + 1 if self.counts_from_pad else 0)
 
 
 _BERT = Family("encoder.layer", "attention.self", replaceable=True)
@@ -50,7 +52,7 @@ FAMILIES = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "electra": _BERT,
-    "mpnet": Family("encoder.layer", "attention.attn", counts_from_pad=True, recomputes=False),
+    "mpnet": Family("encoder.layer", "attention.attn", counts_from_pad=True, pad=1, recomputes=False),
     "distilbert": Family("transformer.layer", "attention"),
     "modernbert": Family("layers", "attn", norm="embeddings.norm"),
     "deberta": Family("encoder.layer", "attention.self", score_method="disentangled_att_bias"),

@@ -112,10 +112,11 @@ class quiet:
     """Transformers' load report off: what matters of it is returned by load_mlm."""
 
     def __enter__(self) -> None:
-        self.level = hf_logging.get_verbosity()
+        self.level, self.bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
 
     def __exit__(self, *exception: object) -> None:
         hf_logging.set_verbosity(self.level)
-        hf_logging.enable_progress_bar()
+        if self.bar:
+            hf_logging.enable_progress_bar()

@@ -4,19 +4,18 @@ The manifest lists every file of the folder with its size and sha256, the facts 
 own content, so that a changed byte is found anywhere, in the manifest too. Shards and checkpoints use the same form.
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from asa.errors import RequestError, WorkError
-from asa.places import fsync
+from asa.places import fsync, locked
 
 NAME = "manifest.json"
 _SIGNATURE = "sha256"
@@ -167,16 +166,13 @@ def staging(folder: Path) -> Generator[Path]:
 def _claimed(root: Path) -> Generator[None]:
     """Hold the lock in `root`, made where it is not there. Raises RequestError for a folder with another's files."""
     mark = root / _MARK
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        if not mark.is_file() and any(root.iterdir()):
-            raise RequestError(f"{root} is there and is no unfinished work; move it or set another --out")
-        file = mark.open("w")
-    except OSError as error:
-        raise RequestError(f"{root} cannot be made ({error.strerror}); set another --out") from None
-    with file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RequestError(f"another process is writing {root}; wait for it or set another --out") from None
+            root.mkdir(parents=True, exist_ok=True)
+            if not mark.is_file() and any(root.iterdir()):
+                raise RequestError(f"{root} is there and is no unfinished work; move it or set another --out")
+            taken = f"another process is writing {root}; wait for it or set another --out"
+            stack.enter_context(locked(mark, taken))
+        except OSError as error:
+            raise RequestError(f"{root} cannot be made ({error.strerror}); set another --out") from None
         yield

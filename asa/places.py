@@ -1,6 +1,7 @@
 """Where a command writes: refused before the work where nothing can be written there; a file is whole or not there."""
 
 import errno
+import fcntl
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -58,6 +59,21 @@ def whole(path: Path) -> Generator[Path]:
             with suppress(OSError):
                 partial.unlink()
             raise
+
+
+@contextmanager
+def locked(path: Path, taken: str) -> Generator[None]:
+    """Hold the lock on the file `path`, which is made where it is not there and stays. The system frees it when this
+    process ends, however that ends.
+
+    Raises: RequestError, saying `taken`, where another process holds it; OSError where the system refuses.
+    """
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RequestError(taken) from None
+        yield
 
 
 def fsync(path: Path) -> None:

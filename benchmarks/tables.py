@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from asa.config import config
-from asa.errors import WorkError
+from asa.places import whole
 from asa.record import environment
 
 PROCESSORS = Path("/proc/cpuinfo")
@@ -40,16 +40,11 @@ def save(request: Recorded, name: str, argv: Sequence[str], table: str) -> None:
     # Two models of one name in different folders make one command when these are cut.
     key = hashlib.sha256("\0".join(argv).encode()).hexdigest()[:8]
     title = f"`{command}` ({key})"
-    try:
+    with whole(path) as partial:
         before = path.read_text().split("\n## ")[1:] if path.is_file() else []
         kept = [section.rstrip() for section in before if section.splitlines()[0] != title]
         sections = [*kept, f"{title}\n\n{facts()}\n\n```\n{table.strip()}\n```"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
         partial.write_text("\n\n## ".join([f"# {name}, {machine()}, {today}", *sections]) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        raise WorkError(f"{path} cannot be written: {error.strerror or error}; set --results") from None
     print(f"in {path}", flush=True)
 
 

@@ -6,7 +6,6 @@ A CPU's kernels give the same bits every time, so the line on deterministic ones
 """
 
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from asa.record import Record
 from benchmarks.tables import Recorded
 from benchmarks.tables import save as save_table
 from cli import parse
+from launch.command import free_port
 from pretrain.config import PretrainConfig
 from pretrain.config import check as check_pretrain
 from pretrain.figures import Meter, figures
@@ -63,17 +63,11 @@ def upkeep(argv: list[str]) -> None:
         training = _training(request, Path(folder))
         cuda = torch.cuda.device_count() >= request.processes
         check_pretrain(training, request.processes, cuda)
-        os.environ |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        os.environ |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         # Without it cuBLAS refuses to be deterministic.
         os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if cuda else {"DS_ACCELERATOR": "cpu"}
         os.environ["WORLD_SIZE"] = str(request.processes)
         spawn(_rank, (request, training, cuda, argv), request.processes)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def _training(request: UpkeepConfig, out: Path) -> PretrainConfig:

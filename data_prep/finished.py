@@ -1,6 +1,7 @@
 """When a finished folder is just what would be made, when it may be replaced, when it must be left alone."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -8,12 +9,18 @@ from typing import Any
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
-from data_prep import hub, stored
+from data_prep import hub
 from data_prep.parts import bar
 
 # Raised whenever the same input would give other documents or rows than before.
 RECIPE = 5
 _CHUNK = 2**22
+# What may stand in a finished folder of a kind, as patterns of names; every other kind is a build's.
+_OURS = {
+    "documents": ("documents-*.jsonl", manifest.NAME),
+    "tokenizer": ("*.json", "*.safetensors"),
+}
+_BUILDS = ("shards", "task")
 
 
 def identity(config_sha256: str, sources: Sequence[Path | str]) -> dict[str, Any]:
@@ -46,43 +53,38 @@ def is_up_to_date(out: Path, parts: dict[str, Path], expected: dict[str, Any], o
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     kind, first = next(iter(parts.items()))
-    if not _is_ours(out, first):
+    if not (first / manifest.NAME).is_file():
         raise RequestError(f"{out} is there and is no finished {kind}; remove it or set another --out")
     try:
         facts = [manifest.read(folder, kind, "--out") for kind, folder in parts.items()]
     except (RequestError, WorkError):
         if not overwrite:
             raise
-        refuse_strangers(out)
-        return False
-    if all(facts[0].get(key) == value for key, value in expected.items()):
-        print(f"up to date: {out}")
-        return True
-    if overwrite:
-        refuse_strangers(out)
-        return False
-    raise RequestError(f"{out} was made from other inputs or settings; set --overwrite true or another --out")
+    else:
+        if all(facts[0].get(key) == value for key, value in expected.items()):
+            print(f"up to date: {out}")
+            return True
+        if not overwrite:
+            raise RequestError(f"{out} was made from other inputs or settings; set --overwrite true or another --out")
+    _refuse_strangers(out, kind)
+    return False
 
 
-def _is_ours(out: Path, first: Path) -> bool:
-    """Whether everything in `out` is of this stage's making, so that replacing it loses nothing of others."""
-    ours = ("documents-*.jsonl", manifest.NAME) if out == first else ("shards", "task")
-    names = [path.name for path in out.iterdir()] if out.is_dir() else []
-    known = all(any(fnmatch(name, pattern) for pattern in ours) for name in names)
-    return known and (first / manifest.NAME).is_file()
-
-
-def refuse_strangers(out: Path) -> None:
-    """Raise RequestError for a file in or below `out` that no manifest there lists: replacing `out` would lose it."""
+def _refuse_strangers(out: Path, kind: str) -> None:
+    """Raise RequestError for a file in or below `out` that is not of this stage's making: replacing `out` would lose
+    it."""
     manifests = [path for path in (out / manifest.NAME, *out.glob(f"*/{manifest.NAME}")) if path.is_file()]
-    known = {path.parent / name for path in manifests for name in (manifest.NAME, *_listed(path.parent))}
+    known = {path.parent / name for path in manifests for name in (manifest.NAME, *_listed(path))}
     for path in sorted(out.rglob("*")):
-        if path not in known and (path.is_symlink() or not path.is_dir()):
-            raise RequestError(f"{path} is in no {manifest.NAME}, so it is not replaced; move it or set another --out")
+        ours = any(fnmatch(path.relative_to(out).parts[0], pattern) for pattern in _OURS.get(kind, _BUILDS))
+        if not (ours and path in known) and (path.is_symlink() or not path.is_dir()):
+            advice = "move it or set another --out"
+            raise RequestError(f"{path} is no file of finished {kind}, so it is not replaced; {advice}")
 
 
-def _listed(folder: Path) -> list[str]:
+def _listed(path: Path) -> list[str]:
+    """The files that a manifest lists, none where it is damaged."""
     try:
-        return stored.listed(folder)
+        return list(json.loads(path.read_text())["files"])
     except (ValueError, KeyError, TypeError):
         return []

@@ -8,7 +8,7 @@ from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from asa import manifest
-from asa.places import check_file
+from asa.places import check_file, whole
 from asa.tokenizer import load_tokenizer
 from data_prep.config import InspectConfig
 from data_prep.shards import COLUMN, SPLITS
@@ -108,10 +108,8 @@ def _write_page(page: Path, folder: Path, rows: list[Row], figures: dict[str, st
 
     template = jinja2.Template(_TEMPLATE.read_text(encoding="utf-8"), autoescape=True)
     text = template.render(folder=folder, rows=rows, figures=figures, plot=_plot(lengths))
-    partial = page.with_name(page.name + ".partial")
-    page.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(text, encoding="utf-8")
-    partial.rename(page)
+    with whole(page) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def _plot(lengths: dict[str, int]) -> str:

@@ -34,12 +34,12 @@ def files(folders: list[Path], flag: str) -> list[Path]:
         if whole[place] in whole[:place]:
             raise RequestError(f"{folder} is given twice; name each folder once with {flag}")
         manifest.verify(folder, "documents", flag)
-    return [folder / name for folder in folders for name in listed(folder) if name.endswith(".jsonl")]
-
-
-def listed(folder: Path) -> list[str]:
-    """The names of the files that a finished folder's manifest lists, sorted; what else lies there is not of it."""
-    return sorted(json.loads((folder / manifest.NAME).read_text())["files"])
+    return [
+        folder / name
+        for folder in folders
+        for name in manifest.files(folder, "documents", flag)
+        if name.endswith(".jsonl")
+    ]
 
 
 def copy(folders: list[Path], kind: str, target: Path, flag: str) -> None:
@@ -47,7 +47,7 @@ def copy(folders: list[Path], kind: str, target: Path, flag: str) -> None:
 
     Raises: RequestError for a folder that is not of that kind; WorkError for a damaged one.
     """
-    every = [(folder / name, target / name) for folder in folders for name in listed(folder)]
+    every = [(folder / name, target / name) for folder in folders for name in manifest.files(folder, kind, flag)]
     with bar(f"copying {kind}", sum(source.stat().st_size for source, _ in every)) as progress:
         for folder in folders:
             manifest.verify(folder, kind, flag)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from asa.errors import RequestError
-from asa.tokenizer import load_tokenizer, vocab_sha256
+from asa.tokenizer import ids_of, load_tokenizer, vocab_sha256
 
 
 class Special(NamedTuple):
@@ -41,7 +41,7 @@ class Vocabulary:
         self.special = Special(**ids)
         self.vocab_sha256 = vocab_sha256(tokenizer)
         self.encoder_sha256 = hashlib.sha256(_bare(tokenizer).encode()).hexdigest()
-        self.size = max(tokenizer.get_vocab().values()) + 1
+        self.size = ids_of(tokenizer)
         self._tokenizer = tokenizer
 
     def facts(self) -> dict[str, Any]:

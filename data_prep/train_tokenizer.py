@@ -12,10 +12,11 @@ from transformers.utils import logging as hf_logging
 from asa import manifest
 from asa.config import to_dict
 from asa.errors import RequestError, WorkError
+from asa.families import FAMILIES
 from asa.tokenizer import vocab_sha256
 from data_prep import stored, vocabularies
 from data_prep.config import TokenizerConfig
-from data_prep.finished import refuse_strangers
+from data_prep.finished import is_up_to_date
 from data_prep.leads import share_of
 from data_prep.workspace import discard, workspace
 
@@ -31,7 +32,7 @@ def train_tokenizer(config: TokenizerConfig) -> None:
     for folder in config.documents:
         stored.facts(folder, "--documents")
     made_from = _made_from(config)
-    if _is_up_to_date(config, made_from):
+    if is_up_to_date(config.out, {KIND: config.out}, made_from, config.overwrite):
         discard(config.out, made_from)
         return
     with workspace(config.out, made_from, config.overwrite) as space:
@@ -54,22 +55,6 @@ def _made_from(config: TokenizerConfig) -> dict[str, Any]:
     return {"settings": settings, "sources": sources}
 
 
-def _is_up_to_date(config: TokenizerConfig, made_from: dict[str, Any]) -> bool:
-    manifest.replaceable(config.out, KIND, "--out")
-    if not config.out.exists():
-        return False
-    facts = manifest.read(config.out, KIND, "--out")
-    if all(facts.get(key) == value for key, value in made_from.items()):
-        print(f"up to date: {config.out}")
-        return True
-    if not config.overwrite:
-        raise RequestError(
-            f"{config.out} was made from other inputs or settings; set --overwrite true or another --out"
-        )
-    refuse_strangers(config.out)
-    return False
-
-
 def _train(config: TokenizerConfig, shape: PreTrainedConfig | None) -> PreTrainedTokenizerFast:
     paths = stored.files(config.documents, "--documents")
 
@@ -86,7 +71,11 @@ def _train(config: TokenizerConfig, shape: PreTrainedConfig | None) -> PreTraine
         raise WorkError(f"the text gives {have:,} tokens, not {wanted:,}; give more --documents or set --vocab_size")
     names = {f"{role}_token": token for role, token in vocabularies.SPECIAL[config.kind].items()}
     inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if segments > 1 else [])]
-    limit = {"model_max_length": _positions(shape, backend.token_to_id(names["pad_token"]))} if shape else {}
+    limit = {}
+    if shape:
+        shape.pad_token_id = backend.token_to_id(names["pad_token"])  # from which some families count positions
+        known = FAMILIES.get(shape.model_type)
+        limit["model_max_length"] = known.longest(shape) if known else shape.max_position_embeddings
     return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names, **limit)
 
 
@@ -102,11 +91,6 @@ def _shape(arch: Path) -> PreTrainedConfig:
         advice = "give a folder with one by --arch"
         raise RequestError(f"{arch / 'config.json'} is no masked language model's ({detail}); {advice}") from None
     return shape
-
-
-def _positions(shape: PreTrainedConfig, pad: int | None) -> int:
-    """Tokens the model takes; RoBERTa and its kin leave the positions up to the id of padding unused."""
-    return shape.max_position_embeddings - (0 if "roberta" not in shape.model_type else 1 + (pad or 0))
 
 
 def _fresh_model(shape: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:

@@ -5,18 +5,17 @@ settings.json, lock      what it is made from, by a line that says whose it is; 
 marks/STAGE/             which parts are finished (parts.py)
 """
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from asa.errors import RequestError, WorkError
 from asa.manifest import NAME as MANIFEST
-from asa.places import fsync
+from asa.places import fsync, locked, refusal_told
 from data_prep import parts as parts_file
 from data_prep.parts import Facts, Part, Work
 
@@ -99,11 +98,10 @@ def _text(made_from: dict[str, Any]) -> str:
 
 @contextmanager
 def _locked(root: Path, out: Path) -> Iterator[None]:
-    with (root / _LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RequestError(f"another run is writing {out}; wait for it or set another --out") from None
+    with ExitStack() as stack:
+        with refusal_told(root / _LOCK):
+            taken = f"another run is writing {out}; wait for it or set another --out"
+            stack.enter_context(locked(root / _LOCK, taken))
         yield
 
 

@@ -28,7 +28,7 @@ def ensemble(config: EnsembleConfig) -> None:
     """Write the ensemble's record and predictions, and print its scores beside those of its members.
 
     Raises: RequestError where the runs are not of one task and its same rows, something else stands at `out`, or one
-        of them lies there.
+        of them lies there; WorkError where the system refuses to write.
     """
     began = time.perf_counter()
     check_folder(config.out, "--out")

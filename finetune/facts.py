@@ -11,9 +11,9 @@ import torch
 
 from asa import dist, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
-from asa.config import to_dict
+from asa.config import flat, to_dict
 from asa.errors import RequestError
-from asa.methods import METHODS, MethodsConfig, source_sha256
+from asa.methods import METHODS, MethodsConfig, groups_read, source_sha256
 from finetune import state
 from finetune.config import FinetuneConfig
 from finetune.model import exported_adversary
@@ -73,7 +73,7 @@ def _inputs(cell: Cell, task: Task) -> dict[str, str]:
         inputs["adversary_sha256"] = manifest.file_sha256(folder / ADVERSARY_FILE)
     if (sha256 := source_sha256(run.method)) is not None:
         inputs["method_sha256"] = sha256
-    if schedule is not None and "random_mask" in groups_read(run.method, config):
+    if schedule is not None and "random_mask" in groups_read(run.method):
         inputs["schedule_sha256"] = manifest.file_sha256(schedule)
     return inputs
 
@@ -85,26 +85,10 @@ def _plain(value: Any) -> Any:
 
 def settings(method: str, config: FinetuneConfig) -> dict[str, Any]:
     """The settings that count for runs of a method: those of other methods are left out."""
-    read = groups_read(method, config)
-    others = {field.name for field in dataclasses.fields(MethodsConfig)} - read
+    others = {field.name for field in dataclasses.fields(MethodsConfig)}.difference(groups_read(method))
     if not METHODS[method](config).uses_adversary:
         others |= {"adversary"}
     return {key: value for key, value in to_dict(config).items() if key not in others and key not in ELSEWHERE}
-
-
-def groups_read(method: str, config: FinetuneConfig) -> set[str]:
-    """The keys of MethodsConfig that the method reads; all of them for one from outside, which may read later."""
-    if ":" in method:
-        return {field.name for field in dataclasses.fields(MethodsConfig)}
-    read: set[str] = set()
-
-    class Noted:
-        def __getattr__(self, name: str) -> Any:
-            read.add(name)
-            return getattr(config, name)
-
-    built = METHODS[method](Noted())  # type: ignore[arg-type]  # it answers as the config does
-    return read | ({"asa"} if built.uses_adversary else set())
 
 
 def is_finished(cell: Cell, facts: dict[str, Any]) -> bool:
@@ -155,11 +139,4 @@ def _essence(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts a run is recognised by, flat: files by content, not by path."""
     config = {key: value for key, value in facts.get("config", {}).items() if key not in ELSEWHERE}
     inputs = {key: value for key, value in facts.get("inputs", {}).items() if key.endswith("sha256")}
-    return {key: value for key, value in {**_flat(config), **inputs}.items() if key != SCHEDULE}
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+    return {key: value for key, value in {**flat(config), **inputs}.items() if key != SCHEDULE}

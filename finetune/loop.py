@@ -19,18 +19,19 @@ from asa.dist import seed_all
 from asa.engine import Engine, StepStats
 from asa.errors import RequestError, WorkError
 from asa.methods import METHODS, At, Method
+from asa.methods.base import add
 from asa.record import Record
 from finetune import state
 from finetune.config import FinetuneConfig
-from finetune.meter import Meter, add
+from finetune.meter import Meter
 from finetune.metrics import score
 from finetune.model import DROPOUT, build, device_of, engine_of, micro, save_model
 from finetune.predictions import FOLDER, Predictions, predict, save_predictions, stored
-from finetune.run import Cell, Run
+from finetune.run import Cell
 from finetune.state import Best, Progress, Saver
 from finetune.tasks.batches import Encoded, steps_per_epoch, training_rows, window
 from finetune.tasks.task import Task
-from finetune.together import agreed, alone, record_of, written
+from finetune.together import agreed, alone, record_of
 
 T = TypeVar("T")
 
@@ -43,8 +44,7 @@ class Diverged(WorkError):
 class Session:
     """What the steps of a run work on."""
 
-    run: Run
-    config: FinetuneConfig
+    cell: Cell
     task: Task
     data: dict[str, Encoded]
     engine: Engine
@@ -85,9 +85,7 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
     with closing(record_of(folder, facts, progress.step or None)) as lines:
         saver = Saver(folder, config.save_every, config.models[run.model])
         began -= progress.seconds
-        session = Session(
-            run, config, task, data, engine, method, steps, device, lines, saver, progress, Meter(), began
-        )
+        session = Session(cell, task, data, engine, method, steps, device, lines, saver, progress, Meter(), began)
         try:
             end = alone(lambda: _finish(session, _fit(session)))
         except (RequestError, WorkError) as error:
@@ -114,7 +112,7 @@ def _told(error: RequestError | WorkError) -> dict[str, Any]:
 
 def _fit(session: Session) -> Best:
     """All steps that are left, with evaluations on dev on the way and after the last."""
-    config, progress, meter = session.config, session.progress, session.meter
+    config, progress, meter = session.cell.config, session.progress, session.meter
     per_epoch = steps_per_epoch(len(session.data["train"]), config.batch)
     over = False
     while progress.step < session.steps and not over:
@@ -150,8 +148,8 @@ def _guard(config: FinetuneConfig) -> Callable[[Callable[[], T]], T]:
 
 def _step(session: Session) -> None:
     """One batch: an optimizer step, or several where the method replays it."""
-    config, engine, method, step = session.config, session.engine, session.method, session.progress.step
-    seed, train = session.run.seed, session.data["train"]
+    config, engine, method, step = session.cell.config, session.engine, session.method, session.progress.step
+    seed, train = session.cell.run.seed, session.data["train"]
     rows = training_rows(train, config.batch, seed, step, config.buckets)
     batches = [batch.to(session.device) for batch in window(train, rows, micro(config), dist.rank(), dist.world())]
     engine.module.train()
@@ -174,9 +172,9 @@ def _gradients(session: Session, batches: list[Batch], replay: int) -> dict[str,
 
 def _applied(stats: StepStats, session: Session) -> bool:
     """False where FP16 gradients overflow, which lowers the loss scale. Raises Diverged for other failed updates."""
-    if not stats.applied and session.config.precision != "fp16":
+    if not stats.applied and session.cell.config.precision != "fp16":
         step = session.progress.step + 1
-        raise Diverged(f"{session.run.name}: loss or gradient of step {step} is not finite; lower --optim.lr")
+        raise Diverged(f"{session.cell.run.name}: loss or gradient of step {step} is not finite; lower --optim.lr")
     return stats.applied
 
 
@@ -202,23 +200,23 @@ def _evaluate(session: Session, epoch: float) -> None:
 
 def _predicted(session: Session, data: Encoded) -> Predictions:
     """Raises Diverged where a prediction is not finite."""
-    config, engine = session.config, session.engine
+    config, engine = session.cell.config, session.engine
     found = _guard(config)(lambda: predict(engine.module, data, config.eval_batch, session.device))
     try:
         found.check()
     except WorkError as error:
-        raise Diverged(f"{session.run.name}: {error}") from None
+        raise Diverged(f"{session.cell.run.name}: {error}") from None
     return found
 
 
 def _finish(session: Session, best: Best) -> dict[str, Any]:
     """Predict, score and keep what the selected weights give; the end line."""
-    config, folder, engine = session.config, session.config.out / session.run.name, session.engine
+    config, folder, engine = session.cell.config, session.cell.folder, session.engine
     engine.restore("weights", best.weights.items())
     scores = _final(session, folder / FOLDER)
     if config.save_model:
         start = record.read(session.record.path)[0] if dist.is_main() else {}
-        save_model(engine, config.models[session.run.model], folder / "model", start)
+        save_model(engine, config.models[session.cell.run.model], folder / "model", start)
     return {
         **{f"dev_{name}": value for name, value in best.dev.items()},
         **scores,
@@ -238,15 +236,10 @@ def _final(session: Session, folder: Path) -> dict[str, float]:
         if name in ("train", "dev"):
             continue
         found = _predicted(session, data)
-        dist.on_main(partial(_keep, folder / f"{name}.npz", found, session.task, name))
+        dist.on_main(partial(save_predictions, folder / f"{name}.npz", stored(found, session.task, name)))
         if data.gold is not None:
             scores |= {f"{name}_{metric}": value for metric, value in score(found, data.gold, session.task).items()}
     return scores
-
-
-def _keep(file: Path, found: Predictions, task: Task, split: str) -> None:
-    with written(file):
-        save_predictions(file, stored(found, task, split))
 
 
 def _memory(device: torch.device) -> dict[str, int]:

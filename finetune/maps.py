@@ -3,7 +3,6 @@
 A picture as ASA's Figures 1 and 6, for any text and any folder that holds a model with its adversary.
 """
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from asa.attention import attach, perturbed
 from asa.biased import fill_empty_rows
 from asa.errors import RequestError
 from asa.methods.asa import Map, attack
-from asa.places import check_file
+from asa.places import check_file, whole
 from asa.signal import Perturb, Site
 from finetune.config import MapsConfig
 from finetune.report.attention import ENDING, Layer, Maps, paint, save, size, told
@@ -31,19 +30,17 @@ from finetune.report.svg import drawn_alike
 def maps(config: MapsConfig) -> None:
     """Draw `config.out`, and keep its numbers beside it for the report.
 
-    Raises: RequestError for a folder without an adversary, a text too long, or a layer or head that is not there.
+    Raises: RequestError for a folder without an adversary, a text too long, or a layer or head that is not there;
+        WorkError where the system refuses to write.
     """
     if config.out.suffix not in (".png", ".svg", ".pdf"):
         raise RequestError(f"out = {config.out}: allowed endings .png, .svg, .pdf; set --out")
     check_file(config.out, "--out")
     found = read(config)
-    config.out.parent.mkdir(parents=True, exist_ok=True)
-    with drawn_alike({}):
+    with whole(config.out) as partial, drawn_alike({}):
         figure = Figure(figsize=size(found), layout="constrained")
         paint(figure, found)
-        partial = config.out.with_name(f"{config.out.name}.partial")
         figure.savefig(partial, dpi=130, format=config.out.suffix[1:])
-    os.replace(partial, config.out)
     numbers = config.out.with_suffix(ENDING)
     save(found, numbers)
     for line in told(found):
@@ -104,8 +101,8 @@ def _beside(folder: Path, config: MapsConfig, tokens: list[str], layers: int) ->
 
 def _name(folder: Path) -> str:
     """The folder's name, or its run's for the folder `model` of a fine-tuning run."""
-    whole = folder.resolve()
-    return whole.parent.name if whole.name == "model" else whole.name
+    path = folder.resolve()
+    return path.parent.name if path.name == "model" else path.name
 
 
 def _shown(weights_HLL: Tensor, head: int | None) -> np.ndarray:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from asa import dist
 from asa.engine import StepStats
+from asa.methods.base import add
 from asa.record import Value, numbers
 
 
@@ -25,9 +26,9 @@ class Meter:
 
     def add(self, terms: dict[str, Tensor], stats: StepStats) -> None:
         """Terms of an update: this rank's share of them."""
-        for name, value in {**terms, "grad_norm": torch.as_tensor(stats.grad_norm)}.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-            self._counts[name] += 1
+        found = {**terms, "grad_norm": torch.as_tensor(stats.grad_norm)}
+        add(self._sums, found)
+        self._counts.update(found.keys())
         self._lr = stats.lr
 
     def drain(self) -> dict[str, Value]:
@@ -38,9 +39,3 @@ class Meter:
         means = numbers({name: value / self._counts[name] for name, value in self._sums.items()})
         self._sums, self._counts = {}, Counter()
         return {**means, "lr": self._lr}
-
-
-def add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    """Add the terms of another micro-batch to those of the same name in `sums`."""
-    for name, term in more.items():
-        sums[name] = sums[name] + term if name in sums else term

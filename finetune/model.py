@@ -20,11 +20,11 @@ from asa.engine import Engine, PlainEngine, load_parameters
 from asa.errors import RequestError
 from asa.methods import METHODS
 from asa.model import TaskModel
+from asa.places import refusal_told
 from asa.tokenizer import for_words, load_tokenizer
 from finetune.config import FinetuneConfig
 from finetune.run import Run
 from finetune.tasks.task import Kind, Task
-from finetune.together import written
 
 HEAD, ADVERSARY, DROPOUT = range(3)  # one random stream each, keyed by (seed, stream, step)
 HEADS: dict[Kind, Any] = {
@@ -121,7 +121,7 @@ def _whole(module: TaskModel, weights: dict[str, Tensor]) -> TaskModel:
 
 
 def _write(module: TaskModel, source: Path, folder: Path, facts: dict[str, Any]) -> None:
-    with written(folder), manifest.staging(folder) as partial:
+    with refusal_told(folder), manifest.staging(folder) as partial:
         tokenizer = load_tokenizer(source, "--models")
         with hf.quiet():
             module.model.save_pretrained(partial)

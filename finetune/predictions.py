@@ -13,6 +13,7 @@ from asa.batch import IGNORE
 from asa.errors import RequestError, WorkError
 from asa.losses import task_loss
 from asa.model import TaskModel
+from asa.places import whole
 from finetune.tasks.batches import Encoded, evaluation_batches
 from finetune.tasks.task import Kind, Label, Task
 
@@ -90,9 +91,8 @@ def save_predictions(path: Path, these: Stored) -> None:
 
     logits: all rows' numbers one after the other, as rows of equal width; words: how many each row has. gold: the
     labels of all rows one after the other, where there are any; gold_words: how many each row has. Beside them ids,
-    kind, labels (names of the classes) and metrics.
+    kind, labels (names of the classes) and metrics. Raises: WorkError where the system refuses.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = [row.reshape(-1, row.shape[-1]) for row in these.predictions.logits]
     arrays = {"logits": np.concatenate(rows), "words": np.array([len(row) for row in rows])}
     if these.gold is not None:
@@ -100,7 +100,8 @@ def save_predictions(path: Path, these: Stored) -> None:
         arrays |= {"gold": np.concatenate(gold), "gold_words": np.array([len(row) for row in gold])}
     facts = {"ids": these.ids, "kind": these.predictions.kind, "labels": these.labels, "metrics": list(these.metrics)}
     texts = {name: np.array(value, dtype=np.str_) for name, value in facts.items()}
-    np.savez_compressed(path, allow_pickle=False, **arrays, **texts)
+    with whole(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays, **texts)
 
 
 def load_predictions(path: Path) -> Stored:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from asa.places import whole
 from finetune.evaluation_config import RobustnessConfig
 from finetune.subject import Subject, attacked
 
@@ -19,7 +20,7 @@ RADII = "radii.npz"
 def radii_of(subject: Subject, rows: np.ndarray, config: RobustnessConfig, facts: dict[str, Any]) -> np.ndarray:
     """For each row the largest of the radii at which the reference stays right; 0 where there is none.
 
-    Kept in a file: a repeated command goes on from there.
+    Kept in a file: a repeated command goes on from there. Raises: WorkError where it cannot be written.
     """
     path = config.out / facts["task"] / config.reference / RADII
     known = json.dumps(facts, sort_keys=True)
@@ -33,10 +34,8 @@ def radii_of(subject: Subject, rows: np.ndarray, config: RobustnessConfig, facts
         resisted = worst.resisted_E.numpy()
         holds_E[left[resisted]], breaks_E[left[~resisted]] = tried[resisted], tried[~resisted]
     radius_E = config.radius * holds_E / config.radii
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial.npz")
-    np.savez_compressed(partial, radius=radius_E, facts=known)
-    partial.rename(path)
+    with whole(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, radius=radius_E, facts=known)
     return radius_E
 
 

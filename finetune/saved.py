@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig
 
 from asa import hf, manifest, record
 from asa.errors import RequestError
@@ -72,7 +71,7 @@ def find(path: Path, flag: str) -> Saved:
             raise RequestError(f"{path} has kept no model; run it again with --save_model true, or set {flag}")
         manifest.verify(folder, "model", flag)
     hf.check_reader(folder, flag)
-    shape = AutoConfig.from_pretrained(folder)
+    shape = hf.read_config(folder)
     kind = _kind(shape, folder, flag)
     names: dict[int, str] = dict(shape.id2label or {})  # type: ignore[arg-type]  # keys are int once loaded
     labels = tuple(names[index] for index in sorted(names))

@@ -39,7 +39,8 @@ class Pair(NamedTuple):
 def score_all(config: ScoreConfig) -> None:
     """Score every model on every task; finished records are kept. Prints one line per record.
 
-    Raises: RequestError for a wrong input, before anything is scored; WorkError for damaged files.
+    Raises: RequestError for a wrong input, before anything is scored; WorkError for damaged files, or where the
+        system refuses to write.
     """
     check_folder(config.out, "--out")
     models = [find(path, FLAG) for path in config.models]

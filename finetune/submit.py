@@ -5,7 +5,8 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from asa.errors import RequestError, WorkError
+from asa.errors import RequestError
+from asa.places import whole
 from finetune.evaluation_config import SubmitConfig
 from finetune.predictions import FOLDER, Stored, load_predictions
 from finetune.saved import finished
@@ -117,12 +118,5 @@ def _write(path: Path, sheets: dict[str, str]) -> None:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sheets.items():
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    partial = path.with_suffix(".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as partial:
         partial.write_bytes(packed.getvalue())
-        partial.rename(path)
-    except OSError as error:
-        if partial.is_file():
-            partial.unlink()
-        raise WorkError(f"{path} cannot be written ({error.strerror}); set another --out") from None

@@ -5,7 +5,6 @@ import time
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from asa import dist, hf, record
 from asa.adversary import FILE as ADVERSARY_FILE
@@ -176,7 +175,7 @@ def check_model(name: str, path: Any, length: int) -> None:
     than the model, or rows longer than it takes."""
     flag = f"--models.{name}"
     hf.check_reader(path, flag)
-    shape = AutoConfig.from_pretrained(path)
+    shape = hf.read_config(path)
     if length > (most := family(shape.model_type).longest(shape)):
         raise RequestError(f"length = {length}: {path} takes at most {most} tokens; lower --length")
 

@@ -1,12 +1,10 @@
 """What one rank alone fails at, told to the others where that can be: then the run ends and not the sweep."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 
 from asa import dist
 from asa.errors import RequestError, WorkError
@@ -62,18 +60,6 @@ def alone(work: Callable[[], T]) -> T:
 
 def _told(error: Exception) -> Exception:
     return WorkError(FULL) if isinstance(error, torch.OutOfMemoryError) else error
-
-
-@contextmanager
-def written(path: Path) -> Iterator[None]:
-    """Inside, a full disk is failed work and no traceback."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise WorkError(
-            f"{path} cannot be written: {reason}; free some space and give the same command again"
-        ) from None
 
 
 def record_of(folder: Path, facts: dict[str, Any], resume: int | None) -> Record:

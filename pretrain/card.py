@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from asa.methods import groups_read
+
 _HEADS = {
     "mlm": "---\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n\n"
     "# Continually pre-trained masked language model\n\n"
@@ -14,8 +16,6 @@ _HEADS = {
     " with the head that tells replaced tokens (ELECTRA: `AutoModelForPreTraining`, others:"
     " `AutoModelForTokenClassification`), `generator/` its generator (`AutoModelForMaskedLM`).",
 }  # how a card begins
-# Settings of the methods that do not read just those of their own name.
-_GROUPS = {"vanilla": (), "asa_sparse": ("asa", "asa_sparse"), "asa_freelb": ("asa", "freelb")}
 _ADVERSARY = " `adversary.safetensors` holds its attention adversaries, which the model does not need."
 
 
@@ -58,14 +58,11 @@ def _method(settings: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     method = settings["method"]
     yield "objective", settings["objective"]
     yield "method", method
-    for group in (*groups_of(method), *(["rtd"] if settings["objective"] == "rtd" else [])):
+    # One from outside may read all of them; what is given for it by name tells more than everybody's defaults.
+    groups = ("outside",) if ":" in method else groups_read(method)
+    for group in (*groups, *(["rtd"] if settings["objective"] == "rtd" else [])):
         for name, value in settings.get(group, {}).items():
             yield f"{group}.{name}", Path(value).name if name == "generator" and value else value
-
-
-def groups_of(method: str) -> tuple[str, ...]:
-    """The groups of settings that a method reads; told without building it, which may need files of its run."""
-    return ("outside",) if ":" in method else _GROUPS.get(method, (method,))
 
 
 def _short(value: Any) -> bool:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from transformers import AutoConfig
 
 from asa import hf, manifest, rtd
 from asa.adversary import ASAConfig
@@ -130,7 +129,7 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
         if not rows:
             raise RequestError(f"{config.data} has no {split} row; build it from more text or with another --heldout")
     hf.check_model(config.model, "--model", facts["length"], facts["vocab_size"])
-    if config.activation_checkpointing and not family(AutoConfig.from_pretrained(config.model).model_type).recomputes:
+    if config.activation_checkpointing and not family(hf.read_config(config.model).model_type).recomputes:
         raise RequestError(f"{config.model} knows no activation checkpointing; set --activation_checkpointing false")
     _check_tokenizer(config, facts)
     if config.objective == "rtd" and config.rtd.generator is not None:
@@ -149,7 +148,7 @@ def _check_generator(folder: Path, model: Path, facts: dict[str, Any]) -> None:
     hf.check_model(folder, "--rtd.generator", facts["length"], facts["vocab_size"])
     if vocab_sha256(load_tokenizer(folder, "--rtd.generator")) != facts["tokenizer_sha256"]:
         raise RequestError(f"the generator {folder} has another vocabulary than {model}; set --rtd.generator")
-    rtd.check_pair(AutoConfig.from_pretrained(model), AutoConfig.from_pretrained(folder))
+    rtd.check_pair(hf.read_config(model), hf.read_config(folder))
 
 
 def _check_tokenizer(config: PretrainConfig, facts: dict[str, Any]) -> None:

@@ -16,12 +16,13 @@ from asa.config import save_yaml
 from asa.engine import StepStats
 from asa.errors import RequestError, WorkError
 from asa.methods import At
+from asa.methods.base import add
 from asa.places import refusal_told
 from asa.record import Record, Value
 from pretrain.config import PretrainConfig
 from pretrain.faults import Fault
 from pretrain.figures import Meter, figures
-from pretrain.objective import Terms, add, evaluate
+from pretrain.objective import Terms, evaluate
 from pretrain.progress import postfix, progress_bar
 from pretrain.resume import inputs, newest, only_run
 from pretrain.run import Run, build, facts_of, save, say

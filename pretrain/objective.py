@@ -15,6 +15,7 @@ from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import Engine
 from asa.losses import task_loss
+from asa.methods.base import add
 from asa.model import TaskModel
 from pretrain.config import PretrainConfig
 
@@ -158,12 +159,6 @@ def evaluate(
             add(sums, {name: value.double() for name, value in objective.count(engine, batch).items()})
     engine.module.train()
     return None if stopped else objective.scores({name: dist.sum_(value).item() for name, value in sums.items()})
-
-
-def add(sums: Terms, more: Terms) -> None:
-    """Add terms to those of the same name in `sums`."""
-    for name, term in more.items():
-        sums[name] = sums[name] + term if name in sums else term
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -1,6 +1,5 @@
 """The run folder: the newest checkpoint in it, refused unless it belongs to this very request, and the lock on it."""
 
-import fcntl
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +9,7 @@ from asa import checkpoint, dist, manifest
 from asa.config import to_dict
 from asa.errors import RequestError
 from asa.methods import source_sha256
+from asa.places import locked
 from pretrain.config import PretrainConfig
 
 # What may differ between the parts of one run: it changes neither an update nor what a figure means. Shards and model
@@ -20,7 +20,7 @@ FREE += ("hang_timeout", "wandb")
 FREE += ("zero", "offload", "micro_batch", "activation_checkpointing")
 
 
-def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] | None = None) -> Path | None:
+def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lambda line: None) -> Path | None:
     """The checkpoint to continue from, every byte of it verified; None for a new run. `tell` gets a line for each newer
     one that is damaged or unfinished. The number of processes, `world`, may be another than before.
 
@@ -29,6 +29,8 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] | Non
     """
     found, wrong = checkpoint.newest_good(config.out / "checkpoints")
     if found is None:
+        for line in wrong:
+            tell(f"warning: {line}; starting from the beginning")
         return None
     facts = manifest.read(found, checkpoint.KIND, "--out")
     mine, theirs = to_dict(config), facts["config"]
@@ -39,11 +41,10 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] | Non
     if different:
         had = ", ".join(f"{key} {_shown(facts, key)}".strip() for key in different)
         raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out")
-    if tell is not None:
-        for line in wrong:
-            tell(f"warning: {line}; continuing from {found.name} instead")
-        if facts["world"] != world:
-            tell(f"from {facts['world']} to {world} processes: the rows are the same, dropout is drawn anew")
+    for line in wrong:
+        tell(f"warning: {line}; continuing from {found.name} instead")
+    if facts["world"] != world:
+        tell(f"from {facts['world']} to {world} processes: the rows are the same, dropout is drawn anew")
     return found
 
 
@@ -74,13 +75,10 @@ def only_run(out: Path) -> Iterator[None]:
         def lock() -> None:
             try:
                 out.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context((out / ".lock").open("w"))
+                taken = f"another process is writing into {out}; end it or set another --out"
+                stack.enter_context(locked(out / ".lock", taken))
             except OSError as error:
                 raise RequestError(f"{out} is no folder to write into ({error.strerror}); set another --out") from None
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RequestError(f"another process is writing into {out}; end it or set another --out") from None
 
         dist.on_main(lock)
         yield

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from asa import checkpoint, dist
 from asa.config import to_dict
 from asa.engine import Engine
-from asa.methods import METHODS, Method
+from asa.methods import METHODS, Method, MethodsConfig, groups_read
 from asa.record import environment
 from asa.rtd import ReplacedTokenModel
 from asa.tokenizer import load_tokenizer
@@ -97,7 +97,8 @@ def save(run: Run, seconds: float) -> None:
 
 
 def facts_of(run: Run) -> dict[str, Any]:
-    """The first line of the record."""
+    """The first line of the record, without the settings of other methods."""
+    others = {field.name for field in fields(MethodsConfig)}.difference(groups_read(run.config.method))
     return {
         "stage": "pretrain",
         "objective": run.config.objective,
@@ -105,7 +106,7 @@ def facts_of(run: Run) -> dict[str, Any]:
         "model": run.config.model.name,
         "seed": run.config.seed,
         "processes": dist.world(),
-        "config": to_dict(run.config),
+        "config": {key: value for key, value in to_dict(run.config).items() if key not in others},
         "command": sys.argv,
         "environment": environment(),
     }

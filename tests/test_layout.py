@@ -1,7 +1,10 @@
-"""The arrows of the tree, read off the imports: launch -> stages -> asa. No code is run."""
+"""The arrows of the tree, read off the imports: launch -> stages -> asa; and what it depends on. No code is run."""
 
 import ast
+import re
+import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,20 @@ def length(function: Function) -> int:
     return (body[-1].end_lineno or 0) - body[0].lineno + 1
 
 
+def dependencies() -> set[str]:
+    """The names in pyproject.toml, of every extra too, without versions; the project's own is none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    return {re.split(r"[^\w.-]", one, maxsplit=1)[0] for one in wanted} - {project["name"]}
+
+
+def explained(text: str) -> set[str]:
+    """The packages of the table of dependencies in CONTRIBUTING.md."""
+    table = text.partition("## Dependencies, and why each")[2].partition("\n#")[0]
+    firsts = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[1:]  # without the header
+    return {name.strip() for first in firsts for name in re.sub(r"\([^)]*\)", "", first).split(",")}
+
+
 def of(*folders: str) -> list[str]:
     return [file for file in FILES if file.partition("/")[0] in folders]
 
@@ -86,6 +103,10 @@ def test_no_function_is_longer_than_a_page(file: str) -> None:
     assert list(long_functions(parse(file))) == []
 
 
+def test_every_dependency_has_its_reason() -> None:
+    assert dependencies() - explained((ROOT / "CONTRIBUTING.md").read_text()) == set()
+
+
 def test_the_rules_above_see_what_they_forbid() -> None:
     tree = ast.parse("import os\ndef f():\n    from pretrain.loop import train\n    return os.environ['HOME']\n")
     assert imports(tree) == {"os", "pretrain"}
@@ -95,3 +116,6 @@ def test_the_rules_above_see_what_they_forbid() -> None:
     assert list(long_functions(ast.parse(page))) == []
     assert list(long_functions(ast.parse(page + "    pass\n"))) == [f"f: {LONGEST + 1} lines"]
     assert "deepspeed" in imports(parse("asa/zero.py"))
+    assert {"torch", "pyright", "triton", "jsonargparse"} <= dependencies()
+    rows = "| package | for |\n|---|---|\n| a, b-c (x, y) | d |\n"
+    assert explained(f"## Dependencies, and why each\n\n{rows}\n## Next\n| e | f |\n") == {"a", "b-c"}

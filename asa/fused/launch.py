@@ -5,14 +5,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from asa.adversary import MASKED
+
 # Kernels have no types.
 from asa.fused.attend import forward_kernel, key_kernel, query_kernel  # pyright: ignore[reportUnknownVariableType]
 from asa.fused.maps import pack_kernel, slope_kernel  # pyright: ignore[reportUnknownVariableType]
 from asa.fused.tiles import HEADROOM
+from asa.spare import spare
 
 # B rows, D width, H heads, K width of one head, L length, W words of 32 keys; M queries, N keys, D columns of one tile
-
-HALF_BITS = 1 << 16  # dropout compares 16 random bits
 
 
 class Options(NamedTuple):
@@ -57,12 +58,6 @@ def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
     precision = {"PRECISION": "tf32x3" if wide else "ieee"}
     few_warps = kernel == "pack" or (wide and K <= 64)
     return shape | precision | {"num_warps": 4 if few_warps else 8, "num_stages": 2}
-
-
-def spare(dropout: float) -> tuple[int, float]:
-    """(16-bit draws below this are dropped, what rescales the others): the probability as the kernels have it."""
-    threshold = round(dropout * HALF_BITS)
-    return threshold, HALF_BITS / (HALF_BITS - threshold) if threshold < HALF_BITS else 0.0
 
 
 def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, state_BL: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +131,7 @@ def map_backward(
         *spare(options.dropout), DROPOUT=options.dropout > 0, **settings,
     )  # fmt: skip
     # Multiplied here, inside the products, whose sums are fp32.
-    strength = 1e4 * options.reversal / options.temperature * scale / HEADROOM.value
+    strength = -MASKED * options.reversal / options.temperature * scale / HEADROOM.value
     return _times(dx_BLL, saved.mask_k_BLD, strength), _times(dx_BLL.transpose(1, 2), saved.mask_q_BLD, strength)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from asa.batch import Batch
 from asa.engine import Passes
+from asa.methods.base import add
 from asa.model import Output, TaskModel
 from asa.optim import OptimConfig
 from asa.signal import Perturb, Tap
@@ -48,8 +49,7 @@ class Means:
 
     def add(self, terms: dict[str, Tensor]) -> None:
         """One micro-batch's shares of its step's terms."""
-        for name, value in terms.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        add(self._sums, terms)
 
     def drain(self) -> dict[str, float]:
         """Each term's mean since the last drain; of a term per layer, the mean over the layers too."""

@@ -3,6 +3,7 @@
 A method from outside this package is named "module:builder", as docs/adding-a-method.md shows.
 """
 
+import dataclasses
 import difflib
 import importlib
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from asa.methods.vanilla import Vanilla
 from asa.methods.vat import VAT
 from asa.methods.yopo import YOPO
 
-__all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig", "source_sha256"]
+__all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig", "groups_read", "source_sha256"]
 
 METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
     "vanilla": lambda config: Vanilla(),
@@ -53,6 +54,8 @@ METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
     "r_drop": lambda config: RDrop(config.r_drop),
     "creat": lambda config: CreAT(config.creat),
 }
+# The groups of settings of methods that do not read just the one of their own name.
+_GROUPS = {"vanilla": (), "asa_sparse": ("asa", "asa_sparse"), "asa_freelb": ("asa", "freelb")}
 
 
 _loaded: dict[str, str] = {}  # modules from outside, with the sha256 that their files had when they were loaded
@@ -86,6 +89,14 @@ def _outside(module: str, builder: str) -> Callable[[MethodsConfig], Method]:
 
 
 MethodName = Annotated[str, AfterValidator(_known)]  # a config field that names a method
+
+
+def groups_read(name: str) -> tuple[str, ...]:
+    """The groups of MethodsConfig that a known method reads; all of them for one from outside, which may read any. Told
+    without building it, which may need files of its run."""
+    if ":" in name:
+        return tuple(field.name for field in dataclasses.fields(MethodsConfig))
+    return _GROUPS.get(name, (name,))
 
 
 def source_sha256(name: str) -> str | None:

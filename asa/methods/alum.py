@@ -10,7 +10,7 @@ from asa.batch import Batch
 from asa.engine import Engine
 from asa.losses import task_loss
 from asa.methods.ball import dropout
-from asa.methods.base import At, Stateless
+from asa.methods.base import At, Stateless, learn
 from asa.methods.smoothness import SmoothConfig, noise, prediction, smoothness
 
 
@@ -26,6 +26,4 @@ class ALUM(Stateless):
             clean = engine.forward(batch)
             smooth = smoothness(engine, batch, prediction(clean, batch), start_RLD, self.options)
         task = task_loss(clean, batch)
-        loss = task + smooth
-        engine.backward(loss)
-        return {"loss": loss.detach(), "task": task.detach(), "smooth": smooth.detach()}
+        return learn(engine, {"task": task, "smooth": smooth})

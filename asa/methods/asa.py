@@ -15,7 +15,7 @@ from asa.batch import Batch
 from asa.engine import Engine
 from asa.fused.products import Products
 from asa.losses import compared, counted_share, counted_units, divergence, kept_units, masked_share, penalty
-from asa.methods.base import At, Stateless
+from asa.methods.base import At, Stateless, learn
 from asa.model import Output, joined
 from asa.signal import Attend, Perturb, Site
 
@@ -61,10 +61,9 @@ class ASA(Stateless):
         attend, maps = ready(engine, batch)
         terms = compared(both(engine, batch, attend, self.config), batch, self.config)
         terms |= price(batch, maps, self.config)
-        loss = torch.stack(list(terms.values())).sum()
-        engine.backward(loss)
+        learnt = learn(engine, terms)
         share = torch.stack([m.masked(batch.pad_BL) for m in maps.values()]) / batch.total_rows
-        return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}, "masked_share": share}
+        return {**learnt, "masked_share": share}
 
 
 def ready(

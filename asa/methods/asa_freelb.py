@@ -17,7 +17,7 @@ from asa.errors import RequestError
 from asa.losses import task_loss
 from asa.methods.asa import Maps, costs, ready
 from asa.methods.ball import begin, climb, dropout, inside, room
-from asa.methods.base import At, Stateless
+from asa.methods.base import At, Stateless, add
 from asa.methods.freelb import FreeLBConfig
 from asa.model import Output
 from asa.signal import Attend, Perturb
@@ -48,7 +48,7 @@ class ASAFreeLB(Stateless):
             for number in range(self.passes):
                 words_RLD = None if options.clean_first and number == 0 else delta_RLD
                 out, terms = self._pass(engine, batch, words_RLD, first, attacks[number])
-                means |= {name: means[name] + term if name in means else term for name, term in terms.items()}
+                add(means, terms)
                 first = first or _fixed(out)
                 if words_RLD is not None and number + 1 < self.passes:
                     delta_RLD = climb(delta_RLD, delta_RLD.grad, where, options)

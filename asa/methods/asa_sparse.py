@@ -20,7 +20,7 @@ from asa.errors import RequestError
 from asa.losses import task_loss
 from asa.methods.asa import Maps, costs, ready
 from asa.methods.ball import dropout
-from asa.methods.base import At, Counting
+from asa.methods.base import At, Counting, learn
 from asa.methods.subset import Subset, choose, of
 from asa.methods.vanilla import Vanilla
 from asa.signal import Perturb
@@ -67,10 +67,7 @@ class ASASparse(Counting):
         scale = len(batch.inputs["input_ids"]) / len(part.inputs["input_ids"])
         terms = {name: scale * term for name, term in costs(compared, attacked, part, maps, self.asa).items()}
         share = _shares(maps, part, depth) * scale
-        terms = {"task": task_loss(clean, batch), **terms}
-        loss = torch.stack(list(terms.values())).sum()
-        engine.backward(loss)
-        return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}, "masked_share": share}
+        return {**learn(engine, {"task": task_loss(clean, batch), **terms}), "masked_share": share}
 
     def _subset(self, batch: Batch) -> Subset | None:
         """The rows that are attacked; None: all."""

@@ -39,6 +39,19 @@ class Method(Protocol):
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
 
+def learn(engine: Engine, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One backward of the sum of the terms; what a method returns: that sum as `loss`, and the terms."""
+    loss = torch.stack(list(terms.values())).sum()
+    engine.backward(loss)
+    return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}}
+
+
+def add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> None:
+    """Add terms to those of the same name in `sums`."""
+    for name, term in more.items():
+        sums[name] = sums[name] + term if name in sums else term
+
+
 class Stateless:
     """The parts of the protocol that a method with one backward pass and no state of its own shares with its peers."""
 

@@ -3,6 +3,7 @@
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.methods import METHODS, Method, MethodsConfig
+from asa.methods.yopo import PARTITIONED
 
 HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
 
@@ -13,7 +14,7 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
     Raises: RequestError for settings that it cannot work with, alone or in this arithmetic or at this stage.
     """
     if name == "yopo" and zero == 3:
-        raise RequestError("method yopo runs the first block by itself, which ZeRO 3 does not let it; set --zero 2")
+        raise RequestError(PARTITIONED)
     for flag, size in _small(name, settings) if precision != "fp32" else ():
         if size < HALF_SIZE:
             raise RequestError(

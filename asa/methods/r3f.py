@@ -14,7 +14,7 @@ from asa.config import config
 from asa.engine import Engine
 from asa.losses import task_loss
 from asa.methods.ball import Dropout, Size, dropout, room
-from asa.methods.base import At, Stateless
+from asa.methods.base import At, Stateless, learn
 from asa.methods.smoothness import Weight, apart, prediction
 from asa.signal import Perturb
 
@@ -46,6 +46,4 @@ class R3F(Stateless):
             clean, noisy = engine.forward(batch), engine.forward(batch, Perturb(embed_BLD=noise_RLD))
         task = task_loss(clean, batch)
         smooth = self.options.weight * apart(prediction(clean, batch), prediction(noisy, batch), batch)
-        loss = task + smooth
-        engine.backward(loss)
-        return {"loss": loss.detach(), "task": task.detach(), "smooth": smooth.detach()}
+        return learn(engine, {"task": task, "smooth": smooth})

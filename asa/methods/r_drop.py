@@ -12,7 +12,7 @@ from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
 from asa.losses import task_loss
-from asa.methods.base import At, Stateless
+from asa.methods.base import At, Stateless, learn
 from asa.methods.smoothness import Weight, apart, prediction
 
 
@@ -36,6 +36,4 @@ class RDrop(Stateless):
         # Of a regression `apart` is one squared difference, else the sum of two divergences.
         share = 1.0 if batch.kind == "regression" else 0.5
         smooth = self.options.weight * share * apart(prediction(one, batch), prediction(other, batch), batch)
-        loss = task + smooth
-        engine.backward(loss)
-        return {"loss": loss.detach(), "task": task.detach(), "smooth": smooth.detach()}
+        return learn(engine, {"task": task, "smooth": smooth})

@@ -16,7 +16,7 @@ from asa.config import config
 from asa.engine import Engine
 from asa.errors import RequestError
 from asa.losses import divergence, masked_share, task_loss
-from asa.methods.base import At, Counting
+from asa.methods.base import At, Counting, learn
 from asa.signal import Perturb, Site
 
 # B rows, L length (queries, then keys), N layers
@@ -69,10 +69,8 @@ class RandomMask(Counting):
 
         clean, masked = engine.forward(batch), engine.forward(batch, Perturb(attend=attend))
         terms = {"task": task_loss(clean, batch), **divergence(clean, masked, batch, ASAConfig())}
-        loss = torch.stack(list(terms.values())).sum()
-        engine.backward(loss)
         share = torch.stack(list(shares.values())) / batch.total_rows
-        return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}, "masked_share": share}
+        return {**learn(engine, terms), "masked_share": share}
 
     def _share(self, layer: int, layers: int = 1) -> float:
         """Share to mask in a layer at this step."""

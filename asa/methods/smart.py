@@ -19,7 +19,7 @@ from asa.config import config
 from asa.engine import Engine
 from asa.losses import task_loss
 from asa.methods.ball import dropout
-from asa.methods.base import At, Stateless
+from asa.methods.base import At, Stateless, learn
 from asa.methods.smoothness import SmoothConfig, Weight, apart, noise, prediction, smoothness
 from asa.model import TaskModel
 
@@ -59,9 +59,7 @@ class SMART(Stateless):
                 terms["smooth"] = smoothness(engine, batch, prediction(out, batch), start_RLD, options)
         if guide is not None:
             terms["proximal"] = options.proximal * apart(guide, prediction(out, batch), batch)
-        loss = torch.stack(list(terms.values())).sum()
-        engine.backward(loss)
-        return {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}}
+        return learn(engine, terms)
 
     def _guide(self, engine: Engine, batch: Batch) -> Tensor:
         """The teacher's prediction; the teacher begins as the model that the first batch meets."""

@@ -20,7 +20,7 @@ from asa.config import config
 from asa.engine import Engine
 from asa.losses import task_loss
 from asa.methods.ball import Size, room
-from asa.methods.base import At, Stateless
+from asa.methods.base import At, Stateless, learn
 from asa.methods.smoothness import Weight, prediction, towards
 from asa.signal import Perturb
 
@@ -62,9 +62,7 @@ class SMARTReleased(Stateless):
             delta_RLD = (moved_RLD / (moved_RLD.abs().amax(-1, keepdim=True) + GUARD)).requires_grad_()
         other = prediction(engine.forward(batch, Perturb(embed_BLD=delta_RLD.detach())), batch)
         smooth = self.options.weight * _both_ways(clean, other, batch)
-        loss = task + smooth
-        engine.backward(loss)
-        return {"loss": loss.detach(), "task": task.detach(), "smooth": smooth.detach()}
+        return learn(engine, {"task": task, "smooth": smooth})
 
 
 def _both_ways(clean: Tensor, other: Tensor, batch: Batch) -> Tensor:

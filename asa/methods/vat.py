@@ -17,7 +17,7 @@ from asa.config import config
 from asa.engine import Engine
 from asa.losses import task_loss
 from asa.methods.ball import Dropout, Size, dropout, room
-from asa.methods.base import At, Stateless
+from asa.methods.base import At, Stateless, learn
 from asa.methods.smoothness import Weight, prediction, towards
 from asa.signal import Perturb
 
@@ -56,9 +56,7 @@ class VAT(Stateless):
             attacked = prediction(engine.forward(batch, Perturb(embed_BLD=delta_RLD)), batch)
         task = task_loss(out, batch)
         smooth = self.options.weight * towards(target, attacked, batch)
-        loss = task + smooth
-        engine.backward(loss)
-        return {"loss": loss.detach(), "task": task.detach(), "smooth": smooth.detach()}
+        return learn(engine, {"task": task, "smooth": smooth})
 
     def _steepest(self, engine: Engine, batch: Batch, target: Tensor, unit_RLD: Tensor) -> Tensor:
         """The direction RLD, of norm 1 per example, in which the prediction leaves `target` fastest."""

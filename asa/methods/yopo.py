@@ -24,6 +24,8 @@ from asa.signal import Perturb
 
 # L length, D width, R sequences
 
+PARTITIONED = "method yopo runs the first block by itself, which ZeRO 3 does not let it; set --zero 2"
+
 
 @config
 class YOPOConfig(BallConfig):
@@ -54,7 +56,7 @@ class YOPO(Stateless):
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         if engine.partitioned:
-            raise RequestError("method yopo runs the first block by itself, which ZeRO 3 does not let it; set --zero 2")
+            raise RequestError(PARTITIONED)
         if int(engine.module.model.config.num_hidden_layers) < 2:
             raise RequestError("method yopo needs a model of two blocks or more; set --method freelb")
         where = room(engine, batch)

@@ -1,7 +1,6 @@
 """Attention maps of a sentence as `finetune maps` leaves them in a file, drawn and told in words."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from asa.errors import WorkError
+from asa.places import whole
 from finetune.report.plots import WIDTH, Plot
 from finetune.report.svg import draw
 from finetune.report.tables import Table
@@ -59,14 +59,13 @@ class Maps(NamedTuple):
 
 
 def save(found: Maps, path: Path) -> None:
-    """Write maps for the report, the whole file or none of it: four decimals, all a picture shows."""
+    """Write maps for the report: four decimals, all a picture shows. Raises: WorkError where the system refuses."""
     layers = {
         str(number): [None if part is None else np.round(part, 4).tolist() for part in layer]
         for number, layer in found.layers.items()
     }
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps({**found._asdict(), "layers": layers}) + "\n")
-    os.replace(partial, path)
+    with whole(path) as partial:
+        partial.write_text(json.dumps({**found._asdict(), "layers": layers}) + "\n")
 
 
 def load(path: Path) -> Maps:

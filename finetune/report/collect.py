@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from asa import record
+from asa.config import flat
 from asa.errors import RequestError
-from asa.methods import MethodsConfig
+from asa.methods import MethodsConfig, groups_read
 
 STAGES = ("finetune", "score", "ensemble", "robustness", "pretrain")
 COMPARED = ("finetune", "score")  # stages whose runs stand for a model, a method and a seed on a task
-# Settings that move no score; the data is compared by its hash.
-_NEUTRAL = ("task", "out", "log_every", "save_every", "keep", "save_model", "worker", "adversary")
+# Settings that move no score; a task's data is compared by its hash.
+NEUTRAL = ("task", "out", "log_every", "save_every", "keep", "save_model", "worker", "adversary")
+NEUTRAL += ("eval_every", "on_nonfinite", "on_save_error", "hang_timeout", "wandb")  # of pre-training
 NO_SEED = -1
 _METHODS = tuple(field.name for field in dataclasses.fields(MethodsConfig))
 
@@ -70,7 +72,7 @@ class Run:
         """What makes the runs of different methods comparable: the settings of no method, and the data's hash."""
         own = ("method", "seed", "model") if self.stage == "pretrain" else ()
         config = self.facts.get("config", {})
-        settings = {key: value for key, value in config.items() if key not in (*_NEUTRAL, *_METHODS, *own)}
+        settings = {key: value for key, value in config.items() if key not in (*NEUTRAL, *_METHODS, *own)}
         inputs = self.facts.get("inputs", {})
         found = {**flat(settings), "task_sha256": str(inputs.get("task_sha256"))[:8]}
         if several := inputs.get("models_sha256"):  # which rows are attacked follows from all models
@@ -84,12 +86,11 @@ class Run:
 
     @property
     def own(self) -> dict[str, Any]:
-        """The settings of its method, by dotted key. Vanilla training has none, whatever its record holds."""
-        if self.method == "vanilla":
-            return {}
-        config = self.facts.get("config", {})
-        groups = {name: config[name] for name in _METHODS if name in config}
-        return flat(groups) | ({"adversary": self.facts["adversary"]} if "adversary" in self.facts else {})
+        """The settings that its method reads, by dotted key; its record may hold those of others."""
+        config, read = self.facts.get("config", {}), groups_read(self.method)
+        groups = {name: config[name] for name in _METHODS if name in config and name in read}
+        attacked = "adversary" in self.facts and "asa" in read
+        return flat(groups) | ({"adversary": self.facts["adversary"]} if attacked else {})
 
     @property
     def scores(self) -> dict[str, float]:
@@ -103,14 +104,6 @@ class Run:
         """Steps and values of a metric over the train or eval events that hold it."""
         found = [(event["step"], event[key]) for event in getattr(self, events) if event.get(key) is not None]
         return [step for step, _ in found], [value for _, value in found]
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys as dotted ones."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
 
 
 def collect(folder: Path) -> list[Run]:

@@ -1,6 +1,5 @@
 """Runs -> report.html, report.md, report.csv. The files are a pure function of the files below the runs folder."""
 
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 import jinja2
 import yaml
 
-from asa.errors import RequestError
-from asa.places import check_folder
+from asa.places import check_folder, whole
 from finetune.config import ReportConfig
 from finetune.report import attention, tables
 from finetune.report.collect import COMPARED, NO_SEED, STAGES, Run, collect, finished
@@ -24,7 +22,7 @@ def write(config: ReportConfig) -> None:
     """Write the three files and print the path of the page.
 
     Raises: RequestError when there is no run below config.runs, or config.out is no folder; WorkError for a damaged
-        file.
+        file, or one that cannot be written.
     """
     check_folder(config.out, "--out")
     runs = collect(config.runs)
@@ -46,10 +44,6 @@ def write(config: ReportConfig) -> None:
         undefined=jinja2.StrictUndefined,
     )
     templates.filters["cell"] = _cell
-    try:
-        config.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(f"out = {config.out} cannot be made ({error.strerror}); set another --out") from None
     _put(config.out / "report.csv", table_csv(tuned + evaluated_rows(runs) + trained, tested))
     for name in ("report.md", "report.html"):
         _put(config.out / name, templates.get_template(f"{name}.j2").render(content))
@@ -113,7 +107,5 @@ def _cell(text: str) -> str:
 
 
 def _put(path: Path, text: str) -> None:
-    """The whole file or none of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")

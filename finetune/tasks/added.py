@@ -1,7 +1,6 @@
 """Training rows of other standard tasks, added to a task's own."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from finetune.tasks.cells import flag
 from finetune.tasks.labels import classes, indexed
-from finetune.tasks.places import read_files, settled, supply
+from finetune.tasks.places import settled, supply, training_files
 from finetune.tasks.rows import Raw, read
 from finetune.tasks.spec import TaskConfig, named
 from finetune.tasks.task import Split
@@ -39,8 +38,7 @@ def added(other: str, task: TaskConfig, names: list[str], config: FinetuneConfig
     if theirs != names:
         what = f"classes {', '.join(theirs)}, {task.name!r} {', '.join(names)}"
         raise RequestError(f"task {other!r} has the {what}; mend {flag(task, 'also')}")
-    files = read_files(replace(spec, dev=(), test=(), submit=(), extra={}), config)
-    return Added(other, raw, split_of(spec, raw, names), files)
+    return Added(other, raw, split_of(spec, raw, names), training_files(spec, config))
 
 
 def split_of(task: TaskConfig, raw: Raw, names: list[str]) -> Split:

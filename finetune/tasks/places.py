@@ -94,12 +94,17 @@ def read_files(task: TaskConfig, config: FinetuneConfig) -> list[Path]:
     return [file for path in named for file in (sorted(path.rglob("*.txt")) if path.is_dir() else [path])]
 
 
+def training_files(task: TaskConfig, config: FinetuneConfig) -> list[Path]:
+    """The files of a settled task's training rows; none of one from the hub."""
+    return read_files(replace(task, dev=(), test=(), submit=(), extra={}), config)
+
+
 def training(task: TaskConfig, config: FinetuneConfig) -> list[str]:
     """The files of a settled task's training rows; from the hub a name that no file has."""
     if task.hub is not None and from_hub(task, config):
         hub = task.hub
         return [f"hub:{hub.path} {hub.config} {hub.splits['train']}"] if "train" in hub.splits else []
-    return [str(path) for path in read_files(replace(task, dev=(), test=(), submit=(), extra={}), config)]
+    return [str(path) for path in training_files(task, config)]
 
 
 def hub_rows(hub: HubSource, split: str) -> Iterator[Row]:

@@ -17,11 +17,12 @@ from transformers import (
 )
 
 from asa.adversary import ASAConfig
+from asa.attention import perturbed
 from asa.batch import IGNORE, Batch, Kind
 from asa.engine import PlainEngine
 from asa.model import TaskModel
 from asa.optim import OptimConfig
-from asa.signal import Attend
+from asa.signal import Attend, Perturb
 
 VOCAB, ROWS, LENGTH, WIDTH, LAYERS, HEADS = 40, 3, 10, 16, 2, 2
 REAL = (10, 7, 5)  # real tokens of each row
@@ -113,6 +114,12 @@ def random_keeps(seed: int, rows: int = ROWS, share: float = 0.5) -> list[Tensor
 
 def attend_to(keeps: list[Tensor]) -> Attend:
     return lambda site: keeps[site.layer]
+
+
+def hidden(model: PreTrainedModel, batch: Batch, keeps: list[Tensor] | None) -> Tensor:
+    """The final hidden states under the keep maps, for a model with attached attention."""
+    with perturbed(model, Perturb(attend=attend_to(keeps) if keeps else None)):
+        return model.base_model(**batch.inputs).last_hidden_state  # type: ignore[operator]
 
 
 def gradients(module: TaskModel) -> dict[str, Tensor]:

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from asa.adversary import ASAConfig
 from asa.attention import attach, perturbed
-from asa.batch import Batch
 from asa.losses import divergence
 from asa.signal import Perturb
 from tests.asa.conftest import (
@@ -15,6 +13,7 @@ from tests.asa.conftest import (
     ROWS,
     WIDTH,
     attend_to,
+    hidden,
     random_keeps,
     tiny_batch,
     tiny_bert,
@@ -25,12 +24,6 @@ from tests.asa.conftest import (
 
 IMPLEMENTATIONS = ("sdpa", "eager")
 each_implementation = pytest.mark.parametrize("attention", IMPLEMENTATIONS)
-
-
-def hidden(model: PreTrainedModel, batch: Batch, keeps: list[Tensor] | None) -> Tensor:
-    """The final hidden states under the keep maps."""
-    with perturbed(model, Perturb(attend=attend_to(keeps) if keeps else None)):
-        return model.base_model(**batch.inputs).last_hidden_state  # type: ignore[operator]
 
 
 @each_implementation

@@ -129,6 +129,11 @@ def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path: Path) ->
     assert checkpoint.newest_good(tmp_path) == (tmp_path / "step-4", [])
 
 
+def test_a_first_save_that_was_cut_off_is_told(tmp_path: Path) -> None:
+    (tmp_path / "step-5.partial").mkdir()
+    assert checkpoint.newest_good(tmp_path) == (None, [f"{tmp_path / 'step-5.partial'} was not finished"])
+
+
 def test_a_good_checkpoint_is_not_written_again_and_a_damaged_one_is(saved: Path) -> None:
     before = (saved / manifest.NAME).stat().st_ino
     save(saved.parent, 2, *trained(2))

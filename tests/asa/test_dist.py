@@ -1,10 +1,6 @@
 """Rank helpers: two processes know the same after each, an error of one ends both; alone all are the identity."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,23 +8,14 @@ import torch
 
 from asa import dist
 from asa.errors import WorkError
+from tests.ranks import run_ranks
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes was told, in the order of ranks."""
     out = tmp_path_factory.mktemp("told")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    variables = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "tests.asa.dist_worker", str(out)]
-    ranks = [subprocess.Popen(command, env=variables | {"RANK": str(rank)}) for rank in range(2)]
-    try:
-        assert [process.wait(timeout=200) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
+    run_ranks(2, "tests.asa.dist_worker", out, timeout=200)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -21,7 +21,7 @@ from asa.families import FAMILIES, family
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
 from asa.signal import Perturb, Site
-from tests.asa.conftest import REAL, ROWS, attend_to, batch_for, gradients, random_keeps, tiny_engine
+from tests.asa.conftest import REAL, ROWS, attend_to, batch_for, gradients, hidden, random_keeps, tiny_engine
 from tests.asa.encoders import EAGER_ONLY, HEADS, LAYERS, LENGTH, PAIRS, VOCAB, WIDTH, tiny
 from tests.asa.reference import slow_attention
 
@@ -29,12 +29,6 @@ from tests.asa.reference import slow_attention
 
 each_pair = pytest.mark.parametrize(("name", "attention"), PAIRS)
 each_family = pytest.mark.parametrize("name", FAMILIES)
-
-
-def hidden(model: PreTrainedModel, batch: Batch, keeps: list[Tensor] | None) -> Tensor:
-    """The final hidden states under the keep maps."""
-    with perturbed(model, Perturb(attend=attend_to(keeps) if keeps else None)):
-        return model.base_model(**batch.inputs).last_hidden_state  # type: ignore[operator]
 
 
 def per_head(keeps: list[Tensor]) -> list[Tensor]:

@@ -2,10 +2,7 @@
 
 import errno
 import json
-import os
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.asa.disk_worker import SHARES
+from tests.ranks import run_ranks
 
 PLACES = 2_000_000
 
@@ -31,18 +29,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def told(disk: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two processes met with."""
     out = tmp_path_factory.mktemp("told")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    done = subprocess.run(
-        [*command, "-m", "tests.asa.disk_worker", str(disk), str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_ranks(2, "tests.asa.disk_worker", disk, out, timeout=200)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tokenizers import pre_tokenizers
 from transformers import BertForMaskedLM, PreTrainedTokenizerFast
+from transformers.utils import logging as hf_logging
 
 from asa import hf
 from asa.errors import RequestError
@@ -143,3 +144,15 @@ def test_a_missing_head_is_named_and_drawn_from_the_seed(folder: Path, tmp_path:
 def test_a_new_model_has_the_shape_of_the_folder(folder: Path) -> None:
     shapes = {name: p.shape for name, p in hf.new_mlm(folder).state_dict().items()}
     assert shapes == {name: p.shape for name, p in tiny_bert().state_dict().items()}
+
+
+def test_the_progress_bar_is_afterwards_as_the_user_had_it() -> None:
+    before = hf_logging.is_progress_bar_enabled()
+    try:
+        for switch, on in ((hf_logging.disable_progress_bar, False), (hf_logging.enable_progress_bar, True)):
+            switch()
+            with hf.quiet():
+                assert not hf_logging.is_progress_bar_enabled()
+            assert hf_logging.is_progress_bar_enabled() == on
+    finally:
+        (hf_logging.enable_progress_bar if before else hf_logging.disable_progress_bar)()

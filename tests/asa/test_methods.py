@@ -3,7 +3,7 @@
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import PlainEngine
-from asa.methods import METHODS, At, MethodsConfig
+from asa.methods import METHODS, At, MethodsConfig, groups_read
 from asa.methods.asa_sparse import ASASparseConfig
 from asa.methods.creat import CreATConfig
 from asa.methods.fgm import FGMConfig
@@ -259,3 +259,25 @@ def test_noise_is_drawn_before_the_random_state_is_put_back(name: str, monkeypat
     METHODS[name](shared).backward(engine, tiny_batch(), At(0, 0))
     assert outside
     assert all(outside)
+
+
+class Asked:
+    """A configuration that notes which groups are read."""
+
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.groups.append(name)
+        return getattr(MethodsConfig(), name)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if ":" not in name])
+def test_the_groups_said_to_be_read_are_those_that_building_it_reads(name: str) -> None:
+    asked = Asked()
+    METHODS[name](cast(Any, asked))
+    assert groups_read(name) == tuple(asked.groups)
+
+
+def test_a_method_from_outside_may_read_every_group() -> None:
+    assert set(groups_read("mine:build")) == vars(MethodsConfig()).keys()

@@ -82,7 +82,7 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_numbers_are_plain(tmp_path: Path) -> None:
+def test_numbers_are_plain() -> None:
     found = record.numbers({"loss": torch.tensor(0.5), "share": torch.tensor([0.25, 1.0])})
     assert json.dumps(found) == '{"loss": 0.5, "share": [0.25, 1.0]}'
 

@@ -1,10 +1,6 @@
 """Every method gives the same update on every engine, process count and accumulation: equal to 1e-6 in fp32."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -16,6 +12,7 @@ from asa.methods import METHODS
 from tests.contract.worker import FP16_METHODS, LOSS_SCALES, SLICES, STEPS, WORLDS, cases, every_case
 from tests.precision.matrix import THIN
 from tests.precision.test_matrix import holds
+from tests.ranks import run_ranks
 
 TOLERANCE = 1e-6
 CASES = [(engine, method, world, slots) for world in WORLDS for engine, method, slots in cases(world)]
@@ -29,14 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def computed(out: Path, *more: str, timeout: int) -> Path:
     for world in WORLDS:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
-        command += ["--master-port", str(port), "-m", "tests.contract.worker", str(out), *more]
-        settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=timeout)
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_ranks(world, "tests.contract.worker", out, *more, timeout=timeout)
     return out
 
 

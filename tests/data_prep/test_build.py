@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from data_prep import sources
-from tests.data_prep.conftest import prose
-from tests.data_prep.test_commands import content, one_line, run
+from tests.data_prep.asking import one_line, run
+from tests.data_prep.conftest import content, prose
 
 Argv = Callable[..., list[str]]
 PARTS = 24

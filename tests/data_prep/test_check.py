@@ -13,8 +13,8 @@ from cli import guard
 from data_prep.check import verify
 from data_prep.config import TokenizerConfig, VerifyConfig
 from data_prep.train_tokenizer import train_tokenizer
+from tests.data_prep.asking import one_line, run
 from tests.data_prep.conftest import content, save_tokenizer
-from tests.data_prep.test_commands import one_line, run
 
 Argv = Callable[..., list[str]]
 

@@ -13,38 +13,13 @@ from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer
 
 from asa.config import from_dict
-from cli import main
-from data_prep import __main__ as commands
 from data_prep import extract
 from data_prep.config import BuildConfig
 from data_prep.leads import load, split_of
+from tests.data_prep.asking import COMMANDS, one_line, run
+from tests.data_prep.conftest import content
 
 Argv = Callable[..., list[str]]
-COMMANDS = {
-    "build": commands.build,
-    "text": commands.text,
-    "merge": commands.merge,
-    "sample": commands.sample,
-    "verify": commands.verify,
-    "inspect": commands.inspect,
-    "tokenizer": commands.tokenizer,
-}
-
-
-def run(*argv: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(COMMANDS, "data_prep", [str(part) for part in argv])
-    return int(stop.value.code or 0)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 def test_same_input_same_bytes_for_any_number_of_workers(build_argv: Argv, tmp_path: Path) -> None:

@@ -1,28 +1,17 @@
 """The commands text and merge, end to end."""
 
 import bz2
+import errno
+import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from cli import main
-from data_prep import __main__ as commands
 from data_prep import sources, stored
+from tests.data_prep.asking import one_line, run
 from tests.data_prep.conftest import content, dump_xml
-
-COMMANDS = {name: getattr(commands, name) for name in ("build", "dedup", "merge", "text", "tokenizer", "verify")}
-
-
-def run(*argv: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(COMMANDS, "data_prep", [str(part) for part in argv])
-    return int(stop.value.code or 0)
-
-
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -116,6 +105,18 @@ def test_files_that_no_manifest_lists_are_neither_read_nor_replaced(
     assert stray.name in one_line(capsys)
     stray.rename(tmp_path / "notes")
     assert run("text", plain, "--out", one, "--min_chars", 50, "--overwrite", "true") == 0
+
+
+def test_a_lock_that_the_system_refuses_is_told_as_that(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert run("text", plain, "--out", tmp_path / "out") == 1
+    assert "No locks available" in (line := one_line(capsys))
+    assert "another run" not in line
 
 
 def test_an_out_that_is_a_link_stays_one(plain: Path, tmp_path: Path) -> None:

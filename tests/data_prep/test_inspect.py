@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_prep.test_commands import one_line, run
+from tests.data_prep.asking import one_line, run
 
 Argv = Callable[..., list[str]]
 

@@ -1,6 +1,5 @@
 """The runner that survives kills: workspace and parts, in this process and as real processes."""
 
-import glob
 import json
 import multiprocessing
 import os
@@ -11,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from asa import manifest
 from asa.errors import RequestError, WorkError
 from data_prep.parts import Part
 from data_prep.workspace import Workspace, discard, workspace
+from tests import stopping
 from tests.data_prep.conftest import content, dump_xml, page_xml, prose
 
 MADE_FROM = {"settings": 1}
@@ -184,9 +185,10 @@ def command(dump: Path, out: Path, workers: int = 2) -> list[str]:
     return [sys.executable, *map(str, words)]
 
 
-def start(dump: Path, out: Path, workers: int = 2) -> subprocess.Popen[str]:
+def start(dump: Path, out: Path, owner: str, name: str) -> subprocess.Popen[str]:
+    """A run by two workers that stops itself right after the parent's first call of a function; the workers go on."""
     return subprocess.Popen(
-        command(dump, out, workers),
+        stopping.command(owner, name, 1, command(dump, out)),
         start_new_session=True,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -195,19 +197,18 @@ def start(dump: Path, out: Path, workers: int = 2) -> subprocess.Popen[str]:
     )
 
 
+PART = ("data_prep.parts:_Progress", "add")
+# After a part, another one, all parts, and in the clearing up after publishing.
+POINTS = (PART, PART, ("asa.manifest", "write"), ("data_prep.workspace", "_clear"))
+
+
 def heed_ctrl_c() -> None:
     """A shell lets its background jobs ignore SIGINT, and with them what they start: the tests may be one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def finished_parts(out: Path, stage: str = "*") -> int:
-    # Not by pathlib, which raises where a folder vanishes while it looks.
-    return len(glob.glob(f"{out}.partial/marks/{stage}/*.json"))
-
-
-def wait_for_parts(out: Path, process: subprocess.Popen, count: int, stage: str = "*") -> None:
-    while finished_parts(out, stage) < count and process.poll() is None:
-        time.sleep(0.01)
+def finished_parts(out: Path) -> int:
+    return len(list(out.with_name(f"{out.name}.partial").glob("marks/*/*.json")))
 
 
 def group_is_gone(group: int) -> bool:
@@ -221,14 +222,16 @@ def group_is_gone(group: int) -> bool:
 
 
 def kill_again_and_again(dump: Path, out: Path, times: int, expected: dict[str, bytes]) -> None:
-    """Kill the parent alone with SIGKILL at random points of a run, then finish with another number of workers."""
+    """Kill the parent alone with SIGKILL at POINTS of a run, its workers thereby at random ones, then finish with
+    another number of workers."""
     chance, killed = random.Random(times), 0
-    for _ in range(times):
-        process = start(dump, out)
-        wait_for_parts(out, process, finished_parts(out) + chance.randint(0, 1))
-        time.sleep(chance.uniform(0, 0.3))
-        process.kill()
-        killed += process.wait() == -signal.SIGKILL
+    for owner, name in islice(cycle(POINTS), times):
+        process = start(dump, out, owner, name)
+        if stopping.stopped(process):  # else so many parts had been finished that none was left to stop after
+            time.sleep(chance.uniform(0, 0.3))
+            process.kill()
+            killed += 1
+        process.wait()
         assert group_is_gone(process.pid), "workers outlived their parent"
         if out.exists():
             assert content(out) == expected
@@ -256,9 +259,10 @@ def test_ctrl_c_is_one_line_and_resumable(
     number: signal.Signals, big_dump: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
     out = tmp_path / "out"
-    process = start(big_dump, out)
-    wait_for_parts(out, process, 1)
-    os.killpg(process.pid, number)
+    process = start(big_dump, out, *PART)
+    assert stopping.stopped(process)
+    for each in (number, signal.SIGCONT):
+        os.killpg(process.pid, each)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1, said
     line = said.strip().splitlines()[-1]
@@ -291,8 +295,8 @@ def test_a_full_disk_is_one_line_and_resumable(big_dump: Path, tmp_path: Path, e
 
 def test_a_finished_folder_says_so_and_other_settings_are_refused(big_dump: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start(big_dump, out)
-    wait_for_parts(out, process, 1)
+    process = start(big_dump, out, *PART)
+    assert stopping.stopped(process)
     process.kill()
     process.wait()
     assert group_is_gone(process.pid)

@@ -2,18 +2,23 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, RobertaConfig
 
 from asa.errors import RequestError, WorkError
+from asa.families import FAMILIES
 from data_prep import __main__ as commands
 from data_prep import vocabularies
 from data_prep.config import TokenizerConfig
@@ -21,7 +26,8 @@ from data_prep.encode import Encoder
 from data_prep.tokenizer import Vocabulary
 from data_prep.train_tokenizer import train_tokenizer
 from data_prep.workspace import workspace
-from tests.data_prep.conftest import dump_xml, page_xml, prose, save_tokenizer
+from tests.asa.encoders import tiny
+from tests.data_prep.conftest import content, dump_xml, page_xml, prose, save_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -89,9 +95,15 @@ def test_word_by_word_gives_the_ids_of_the_whole(tmp_path: Path) -> None:
         ]
     )
 
-    @given(st.lists(st.one_of(pieces, st.just(" "), st.text(max_size=4)), max_size=30).map("".join))
+    assert_same_ids(by_word, whole, st.one_of(pieces, st.just(" "), st.text(max_size=4)))
+
+
+def assert_same_ids(by_piece: Encoder, whole: Tokenizer, pieces: st.SearchStrategy[str]) -> None:
+    """For texts of up to thirty pieces."""
+
+    @given(st.lists(pieces, max_size=30).map("".join))
     def law(text: str) -> None:
-        assert by_word.encode(text).tolist() == whole.encode(text, add_special_tokens=False).ids
+        assert by_piece.encode(text).tolist() == whole.encode(text, add_special_tokens=False).ids
 
     law()
 
@@ -116,11 +128,7 @@ def test_byte_level_pieces_give_the_ids_of_the_whole(normalizer: normalizers.Nor
     words = ["river", "it's", "'s", "1900", "Thé", "́", "河川", "a_b", "(a,b).", "<mask>", "<s>", "😀", "Σ"]
     spaces = [" ", "  ", "\n", "\t ", "\r\n", "\x1c", "\x1f", "\x85", "\u00a0", "\u180e", "\u200b", "\u2028", "\u3000"]
 
-    @given(st.lists(st.sampled_from([*words, *spaces, " "]) | st.text(max_size=3), max_size=30).map("".join))
-    def law(text: str) -> None:
-        assert by_piece.encode(text).tolist() == whole.encode(text, add_special_tokens=False).ids
-
-    law()
+    assert_same_ids(by_piece, whole, st.sampled_from([*words, *spaces, " "]) | st.text(max_size=3))
 
 
 def test_byte_level_tokenizers_that_add_a_space_are_asked_for_the_whole(tmp_path: Path) -> None:
@@ -201,6 +209,30 @@ def test_a_trained_vocabulary_and_its_model(kind: str, trained: Path) -> None:
     assert decoded == "the river science"
 
 
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_longest_row_that_the_tokenizer_says_is_the_longest_that_the_fresh_model_reads(
+    name: str, kind: Literal["wordpiece", "bpe"], documents: Path, tmp_path: Path
+) -> None:
+    tiny(name, max_position_embeddings=32).config.save_pretrained(tmp_path / "arch")
+    train_tokenizer(
+        TokenizerConfig(
+            documents=[documents], out=tmp_path / "out", kind=kind, vocab_size=300, arch=tmp_path / "arch", share=0.2
+        )
+    )
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(tmp_path / "out"),
+        AutoModelForMaskedLM.from_pretrained(tmp_path / "out"),
+    )
+    longest = tokenizer.model_max_length
+    assert longest == 32 - (2 if name == "mpnet" else tokenizer.pad_token_id + 1 if "roberta" in name else 0)
+    rows = torch.full((1, longest + 1), len(tokenizer) - 1)  # of no special token
+    model(rows[:, :longest])
+    if longest < 32:
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+            model(rows)
+
+
 def test_a_trained_vocabulary_is_reused_refused_and_replaced(
     documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,6 +249,30 @@ def test_a_trained_vocabulary_is_reused_refused_and_replaced(
     (tmp_path / "out" / "notes.txt").unlink()
     train_tokenizer(TokenizerConfig(**other, overwrite=True))
     assert len(json.loads((tmp_path / "out/tokenizer.json").read_text())["model"]["vocab"]) == 305
+
+
+def test_a_damaged_vocabulary_is_replaced_and_an_empty_folder_taken(documents: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    config = TokenizerConfig(documents=[documents], out=out, vocab_size=300, lowercase=True)
+    out.mkdir()
+    train_tokenizer(config)
+    whole = content(out)
+    (out / "tokenizer.json").write_text("{")
+    with pytest.raises(WorkError, match=r"tokenizer\.json has not the \d+ bytes"):
+        train_tokenizer(config)
+    train_tokenizer(replace(config, overwrite=True))
+    assert content(out) == whole
+
+
+def test_a_finished_folder_of_another_kind_is_never_replaced(documents: Path, tmp_path: Path) -> None:
+    shutil.copytree(documents, tmp_path / "out")
+    for overwrite, said in (
+        (False, "holds documents, not tokenizer"),
+        (True, r"jsonl is no file of finished tokenizer"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", overwrite=overwrite))
+    assert content(tmp_path / "out") == content(documents)
 
 
 def test_unfinished_work_of_another_command_is_left_alone(documents: Path, tmp_path: Path) -> None:
@@ -237,8 +293,8 @@ def test_what_cannot_be_trained(documents: Path, tmp_path: Path) -> None:
         train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", vocab_size=20_000))
     with pytest.raises(RequestError, match="--arch"):
         train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", arch=tmp_path))
-    for content in ("{}", "[]", "no json", '{"model_type": "gpt2"}', '{"model_type": "bert", "hidden_size": 7}'):
-        (tmp_path / "config.json").write_text(content)
+    for config in ("{}", "[]", "no json", '{"model_type": "gpt2"}', '{"model_type": "bert", "hidden_size": 7}'):
+        (tmp_path / "config.json").write_text(config)
         with pytest.raises(RequestError, match=r"config\.json is no masked language model's.*--arch"):
             train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", arch=tmp_path))
     with pytest.raises(RequestError, match="--documents"):

@@ -145,6 +145,16 @@ def test_predictions_are_read_as_they_were_saved(these: Stored, tmp_path: Path) 
         assert score(again.predictions, these.gold, again) == score(these.predictions, these.gold, these)
 
 
+def test_predictions_that_a_full_disk_refuses_are_one_line_and_not_there_by_half(tmp_path: Path) -> None:
+    path, partial = tmp_path / "test.npz", tmp_path / "test.npz.partial"
+    save_predictions(path, STORED[0])
+    partial.symlink_to("/dev/full")
+    with pytest.raises(WorkError, match=r"test\.npz cannot be written: No space left on device; free some space"):
+        save_predictions(path, STORED[1])
+    assert not partial.is_symlink()
+    assert load_predictions(path).ids == STORED[0].ids
+
+
 def test_no_answer_that_a_row_has_not_is_predicted_and_what_is_not_finite_is_told() -> None:
     assert STORED[2].predictions.labels == [1, 2]
     broken = made("classification", [[np.nan, 1]], [0], ["no", "yes"])

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from finetune.__main__ import main
 from finetune.config import ReportConfig
-from finetune.report.collect import collect
+from finetune.report.collect import NEUTRAL, collect
 from finetune.report.write import write
+from pretrain.resume import FREE
 
 CONFIG = {"optim": {"lr": 0.001}, "length": 32, "batch": 32}
 
@@ -43,14 +44,14 @@ def tuned(runs: Path, method: str, seed: int, test: float | None, **changes: Any
     put(runs / f"{start['model']}-{method}-{seed}{changes.get('suffix', '')}", start, events, end)
 
 
-def pretrained(runs: Path, method: str) -> None:
-    start = {"stage": "pretrain", "method": method, "model": "tiny", "seed": 0, "config": {"steps": 20}}
+def pretrained(runs: Path, method: str, seed: int = 0, **config: Any) -> None:
+    start = {"stage": "pretrain", "method": method, "model": "tiny", "seed": seed, "config": {"steps": 20, **config}}
     events: list[dict] = [{"event": "eval", "step": 0, "heldout_loss": 4.0, "heldout_accuracy": 0.25}]
     for step, rate in ((10, 900.0), (20, 1100.0)):
         share = {"masked_share": [0.3, 0.1]} if method == "asa" else {}
         events.append({"event": "train", "step": step, "task": 3.5, "loss": 3.5, "tokens_per_s": rate, **share})
     events.append({"event": "eval", "step": 20, "heldout_loss": 3.25, "heldout_accuracy": 0.375})
-    put(runs / "pretrain" / method, start, events, {"seconds": 61.5, "tokens": 4096})
+    put(runs / "pretrain" / (f"{method}-{seed}" if seed else method), start, events, {"seconds": 61.5, "tokens": 4096})
 
 
 def write_runs(folder: Path) -> Path:
@@ -182,6 +183,17 @@ def test_runs_with_other_settings_are_never_averaged_together(runs: Path, tmp_pa
     assert "| base | vanilla | 1 | 10.00 ± n/a |" in page
 
 
+def test_pretraining_runs_that_differ_in_nothing_their_method_reads_are_one_group(tmp_path: Path) -> None:
+    # What a run costs is among its figures. Of the shards its record has the path alone; the model is a column.
+    apart = {"zero", "offload", "micro_batch", "activation_checkpointing", "data", "model"}
+    assert set(FREE) - set(NEUTRAL) == apart
+    changed: list[dict[str, Any]] = [{}, {"hang_timeout": 900.0}, {"wandb": "project"}, {"pgd": {"radius": 0.3}}]
+    for seed, changes in enumerate(changed):
+        pretrained(tmp_path / "runs", "asa", seed, **{"hang_timeout": 1800.0, "wandb": None, **changes})
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    assert figures(tmp_path / "report")["pretrain", "tiny", "asa", "heldout_loss_after"]["n"] == "4"
+
+
 def test_one_name_for_two_sets_of_weights_is_told_apart(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     tuned(folder / "a", "vanilla", 0, 0.5, inputs={"model_sha256": "aaaaaaaaaa"})
@@ -235,7 +247,7 @@ def test_a_run_made_twice_with_other_scores_is_refused(runs: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_named(runs: Path) -> None:
-    with pytest.raises(RequestError, match="out = /proc/no/report cannot be made"):
+    with pytest.raises(WorkError, match=r"/proc/no/report/report\.csv cannot be written: No such file"):
         write(ReportConfig(runs=runs, out=Path("/proc/no/report")))
 
 

@@ -1,8 +1,6 @@
 """A run that is cut off anywhere and started again ends with the bits of one that was not."""
 
-import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asa import record
 from asa.config import save_yaml
 from asa.engine import PlainEngine
 from asa.errors import RequestError
 from finetune import state
 from finetune.sweep import sweep
+from tests import stopping
 from tests.finetune.conftest import Given, Make, events
 
 METHODS = ["vanilla", "asa", "smart", "freeat"]
@@ -181,33 +179,25 @@ def test_a_long_save_makes_the_next_one_wait(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.reliability
 def test_killed_for_real_again_and_again_it_ends_as_if_nothing_had_been(make: Make, tmp_path: Path) -> None:
-    """SIGKILL to the process, each time a little later, until a call comes to its end."""
+    """SIGKILL to the process, each time some updates later, until a call comes to its end."""
     config = make(methods=["asa"], epochs=60, save_every=0, save_model=True, log_every=1)
     save_yaml(config, tmp_path / "tune.yaml")
 
-    def start(out: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "finetune", "run", "--config", str(tmp_path / "tune.yaml"), "--out", str(out)]
-        return subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    def command(out: str) -> list[str]:
+        words = ["run", "--config", str(tmp_path / "tune.yaml"), "--out", str(tmp_path / out)]
+        return [sys.executable, "-m", "finetune", *words]
 
-    assert start(tmp_path / "whole").wait(300) == 0
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    assert subprocess.run(command("whole"), env=environment, timeout=300).returncode == 0
     kills = 0
     while True:
-        process, before = start(tmp_path / "runs"), newest(tmp_path / "runs")
-        while process.poll() is None and newest(tmp_path / "runs") < before + 20 + 7 * kills:
-            time.sleep(0.01)
-        if process.poll() is not None:
+        until = stopping.command("asa.engine:PlainEngine", "step", 20 + 7 * kills, command("runs"))
+        process = subprocess.Popen(until, env=environment)
+        if not stopping.stopped(process):
             break
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait(60)
         kills += 1
     assert kills >= 3
     assert process.returncode == 0
     assert_same_end(tmp_path / "whole", tmp_path / "runs", "tiny-asa-0")
-
-
-def newest(out: Path) -> int:
-    """The last step in the record."""
-    paths = list(out.glob(f"*/*/{record.NAME}"))
-    lines = paths[0].read_bytes().splitlines() if paths else []
-    steps = [json.loads(line).get("step", 0) for line in lines if line.endswith(b"}")]
-    return max(steps, default=0)

@@ -24,6 +24,7 @@ import os, signal, sys, time
 from pathlib import Path
 folder, manner, rank = Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 def save(number, frame):
+    (folder / f"asked-{rank}").touch()
     if manner == "failing":
         sys.exit(int(rank))
     if manner != "deaf":
@@ -32,7 +33,8 @@ def save(number, frame):
         sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 if manner == "forking" and os.fork() == 0:
-    time.sleep(1)
+    while not (folder / "enough").exists():
+        time.sleep(0.02)
     os._exit(0)
 (folder / f"begun-{rank}").touch()
 time.sleep(600)
@@ -65,8 +67,15 @@ from pathlib import Path
 from launch import processes, session
 for number in (signal.SIGHUP, signal.SIGINT):  # the tests may run under nohup or in the background
     signal.signal(number, signal.SIG_DFL)
-session.LIMIT, session.LOST, processes.AGAIN = float(sys.argv[4]), 0.5, float(sys.argv[5])
+session.LIMIT, session.LOST, processes.AGAIN = float(sys.argv[4]), 0.0, float(sys.argv[5])
 here = Path(sys.argv[0]).parent
+tick = session.Session.tick
+def counted(looked, stopping):
+    left = tick(looked, stopping)
+    with (here / "looks").open("a") as file:
+        file.write(".")
+    return left
+session.Session.tick = counted
 command = [sys.executable, str(here / "runner.py"), str(here / "parent.py"), *sys.argv[1:4]]
 print(list(processes.run_together([command], dict(os.environ), sys.argv[1])))
 """
@@ -108,6 +117,18 @@ class Tree:
     def ranks(self) -> list[psutil.Process]:
         return self.running(f"{self.stage} run")
 
+    def look_again(self) -> None:
+        """Wait until the launcher has looked at the ranks as they are now, and has done what it does after that."""
+        last = self.looks() + 3  # the first may be under way
+        wait_until(lambda: self.looks() >= last)
+
+    def looks(self) -> int:
+        file = self.folder / "looks"
+        return file.stat().st_size if file.exists() else 0
+
+    def asked(self) -> int:
+        return len(list(self.folder.glob("asked-*")))
+
     def saved(self) -> int:
         return len(list(self.folder.glob("saved-*")))
 
@@ -119,7 +140,7 @@ Plant = Callable[..., Tree]
 def plant(tmp_path: Path) -> Iterator[Plant]:
     trees: list[Tree] = []
 
-    def plant_(manner: str = "good", limit: float = 600, again: float = 0.3) -> Tree:
+    def plant_(manner: str = "good", limit: float = 600, again: float = 0) -> Tree:
         trees.append(Tree(tmp_path, manner, limit, again))
         return trees[-1]
 
@@ -158,7 +179,7 @@ def test_a_signal_that_arrives_twice_is_one_request(plant: Plant) -> None:
 def test_a_second_signal_ends_everything_at_once(plant: Plant) -> None:
     tree = plant("deaf")
     tree.process.send_signal(signal.SIGINT)
-    time.sleep(0.6)
+    wait_until(lambda: tree.asked() == 2)
     assert len(tree.ranks()) == 2
     tree.process.send_signal(signal.SIGINT)
     assert tree.outcome().signal == signal.SIGINT
@@ -203,7 +224,7 @@ def test_ranks_whose_launcher_is_killed_save(plant: Plant) -> None:
 
 def test_a_rank_that_waits_for_a_lost_one_is_ended(plant: Plant) -> None:
     tree = plant("deaf")
-    time.sleep(1)  # several looks of the launcher at both ranks
+    tree.look_again()
     tree.ranks()[1].kill()
     assert tree.outcome() == Outcome(1, 0)
     assert tree.running() == []
@@ -211,7 +232,11 @@ def test_a_rank_that_waits_for_a_lost_one_is_ended(plant: Plant) -> None:
 
 def test_what_ranks_fork_is_no_rank_that_is_lost_when_it_ends(plant: Plant) -> None:
     tree = plant("forking")
-    time.sleep(2.5)  # the children end after 1 s, a lost rank would be noticed 0.5 s later
+    assert len(tree.ranks()) == 4
+    tree.look_again()
+    (tree.folder / "enough").touch()
+    wait_until(lambda: len(tree.ranks()) <= 2)
+    tree.look_again()
     assert len(tree.ranks()) == 2
     tree.process.send_signal(signal.SIGTERM)
     assert tree.outcome() == Outcome(0, signal.SIGTERM)

@@ -23,7 +23,7 @@ from launch.options import ClusterOptions, FinetuneOptions
 from pretrain.config import PretrainConfig
 from tests.finetune.conftest import Make, given, make, model_folder, task_folder
 from tests.launch.conftest import Answer, Ask, program
-from tests.pretrain.conftest import make_model
+from tests.pretrain.conftest import flip_a_byte, make_model
 
 __all__ = ["given", "make", "model_folder", "task_folder"]  # fixtures
 
@@ -102,12 +102,6 @@ def bad(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (folder / "three").write_text("127.0.0.1 slots=1\nb slots=2\n")
     cut_checkpoint(folder / "cut")
     return folder
-
-
-def flip_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def cut_checkpoint(run: Path) -> None:

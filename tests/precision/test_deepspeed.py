@@ -1,10 +1,6 @@
 """DeepSpeed's FP16 and BF16 engines follow fp32, skip what overflows, and keep the adversary's gradient finite."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from itertools import product
 from typing import Any
 
@@ -12,6 +8,7 @@ import pytest
 import torch
 
 from tests.precision.worker import FAMILIES, METHOD_NAMES, OVERFLOW_AT, STAGES, STEPS
+from tests.ranks import run_ranks
 
 CASES = list(product(FAMILIES, METHOD_NAMES, STAGES))
 each_case = pytest.mark.parametrize(("family", "method", "zero"), CASES)
@@ -23,19 +20,7 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=ON_GPU)])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("precision") / "results.json"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-port", str(port)]
-    on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if request.param == "cpu" else {}
-    done = subprocess.run(
-        [*command, "-m", "tests.precision.worker", str(out), request.param],
-        env=os.environ | on_cpu | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_ranks(1, "tests.precision.worker", out, request.param, timeout=500, cuda=request.param == "cuda")
     return json.loads(out.read_text())
 
 

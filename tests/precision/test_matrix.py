@@ -1,10 +1,6 @@
 """Every ZeRO stage, precision and offload follows the plain engine, resumes bit for bit and survives a bad gradient."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,33 +8,14 @@ from typing import Any
 import pytest
 
 from tests.precision.matrix import THIN, Case, every
+from tests.ranks import run_ranks
 
 # Largest differences from the plain engine after four steps of 1e-2: of a weight, and of a loss (relative).
 BOUNDS = {"fp32": (1e-6, 1e-6), "fp16": (5e-3, 5e-3), "bf16": (5e-2, 5e-2)}
 
 
 def results_of(out: Path, which: str, world: int) -> dict[str, Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(world),
-        "--master-port",
-        str(port),
-    ]
-    settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*command, "-m", "tests.precision.matrix", str(out), which],
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_ranks(world, "tests.precision.matrix", out, which, timeout=1500)
     return json.loads((out / "results.json").read_text())
 
 

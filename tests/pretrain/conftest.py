@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from asa import dist
+from asa import dist, record
 from data_prep.build import build
 from data_prep.config import BuildConfig
 from pretrain.config import PretrainConfig
@@ -30,6 +30,17 @@ def one_process() -> Iterator[None]:
         if deepspeed.comm.is_initialized():
             deepspeed.comm.destroy_process_group()
         dist.close()
+
+
+def flip_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    """The steps and losses that a run has recorded."""
+    return [(event["step"], event["loss"]) for event in record.read(run / record.NAME) if event["event"] == "train"]
 
 
 def make_model(folder: Path, extra_words: int = 0) -> Path:

@@ -14,9 +14,10 @@ from asa import dist, rtd
 from asa.adversary import ASAConfig
 from asa.engine import Engine, PlainEngine
 from asa.methods import METHODS, At, MethodsConfig
+from asa.methods.base import add
 from asa.rtd import ReplacedTokenModel
 from asa.zero import DeepSpeedEngine
-from pretrain.objective import ReplacedTokens, add
+from pretrain.objective import ReplacedTokens
 from tests.asa.encoders import tiny
 from tests.contract.worker import ACCUMULATIONS, CPU, ENGINES, LENGTH, OPTIM, ROWS, STEPS, micro_batch
 

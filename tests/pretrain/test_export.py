@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +11,8 @@ from transformers import AutoModelForMaskedLM
 from asa import record
 from asa.attention import attach
 from asa.config import to_dict
-from asa.methods import METHODS, MethodsConfig
 from pretrain import export as export_module
-from pretrain.card import card, groups_of
+from pretrain.card import card
 from pretrain.config import PretrainConfig
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
@@ -66,31 +65,23 @@ def test_the_card_of_a_run_without_adversary_and_record_claims_neither(
     assert not (tmp_path / "export" / "adversary.safetensors").exists()
 
 
-class Asked:
-    """A configuration that notes which groups are read."""
-
-    def __init__(self) -> None:
-        self.groups: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        self.groups.append(name)
-        return getattr(MethodsConfig(), name)
-
-
-@pytest.mark.parametrize("method", [name for name in METHODS if ":" not in name])
-def test_the_card_shows_the_settings_that_the_method_reads(method: str) -> None:
-    asked = Asked()
-    METHODS[method](cast(Any, asked))
-    assert groups_of(method) == tuple(asked.groups)
-
-
 def test_the_card_of_asa_freelb_has_the_settings_of_both(request_: PretrainConfig) -> None:
-    settings = to_dict(replace(request_, method="asa_freelb"))
-    facts = {"config": settings, "step": 1, "inputs": {"data": "0"}}
-    shown = card(facts, [], adversary=True)
+    shown = card_of(replace(request_, method="asa_freelb"))
     assert "| asa.tau | 0.1 |" in shown
     assert f"| freelb.passes | {request_.freelb.passes} |" in shown
-    assert groups_of("mine:build") == ("outside",)
+    assert "pgd" not in shown
+
+
+def test_the_card_of_a_method_from_outside_has_the_settings_given_for_it(request_: PretrainConfig) -> None:
+    settings = to_dict(request_) | {"method": "mine:build", "outside": {"scale": 2.0}}
+    shown = card_of(settings)
+    assert "| outside.scale | 2 |" in shown
+    assert "asa.tau" not in shown
+
+
+def card_of(settings: PretrainConfig | dict[str, Any]) -> str:
+    config = settings if isinstance(settings, dict) else to_dict(settings)
+    return card({"config": config, "step": 1, "inputs": {"data": "0"}}, [], adversary=True)
 
 
 def test_an_adversary_can_be_taken_up_again_from_beside_the_model(request_: PretrainConfig, tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +18,8 @@ from asa.optim import OptimConfig
 from pretrain.config import PretrainConfig, check
 from pretrain.loop import train
 from pretrain.resume import newest
+from tests.pretrain.conftest import flip_a_byte
+from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
 
@@ -45,14 +44,8 @@ def run(finished: PretrainConfig, tmp_path: Path) -> PretrainConfig:
     return replace(finished, out=tmp_path / "run")
 
 
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
 DAMAGE: dict[str, Callable[[Path], Any]] = {
-    "exp_avg.safetensors is damaged": lambda folder: flip(folder / "exp_avg.safetensors"),
+    "exp_avg.safetensors is damaged": lambda folder: flip_a_byte(folder / "exp_avg.safetensors"),
     "lacks model.safetensors": lambda folder: (folder / "model.safetensors").unlink(),
     "has no manifest.json": lambda folder: (folder / manifest.NAME).unlink(),
     "manifest.json is damaged": lambda folder: (folder / manifest.NAME).write_text("{"),
@@ -78,12 +71,14 @@ def test_an_unfinished_save_is_named_and_counts_for_nothing(run: PretrainConfig)
     assert newest(run, 1, told.append) == root / "step-2"
     assert [line for line in told if "step-4.partial was not finished" in line] == told
     shutil.rmtree(root / "step-2")
-    assert newest(run, 1) is None
+    told.clear()
+    assert newest(run, 1, told.append) is None
+    assert told == [f"warning: {root / 'step-4.partial'} was not finished; starting from the beginning"]
 
 
 def test_when_all_are_damaged_the_run_does_not_start_from_nothing(run: PretrainConfig) -> None:
     for step in (2, 4):
-        flip(run.out / "checkpoints" / f"step-{step}" / "model.safetensors")
+        flip_a_byte(run.out / "checkpoints" / f"step-{step}" / "model.safetensors")
     before = (run.out / record.NAME).read_bytes()
     with pytest.raises(WorkError, match=r"no checkpoint .* is whole.*step-4.*step-2.*--out") as caught:
         train(run, CPU)
@@ -94,7 +89,7 @@ def test_when_all_are_damaged_the_run_does_not_start_from_nothing(run: PretrainC
 def test_a_run_whose_newest_checkpoint_is_damaged_ends_as_the_undisturbed_one(
     run: PretrainConfig, finished: PretrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flip(run.out / "checkpoints" / "step-4" / "exp_avg_sq.safetensors")
+    flip_a_byte(run.out / "checkpoints" / "step-4" / "exp_avg_sq.safetensors")
     train(run, CPU)
     assert capsys.readouterr().out.count("exp_avg_sq.safetensors is damaged") == 1
     for name in checkpoint.FILES.values():
@@ -146,20 +141,8 @@ def test_from_one_process_to_two_and_back_the_run_sees_the_same_samples_and_loss
 
 def train_by_two(config: PretrainConfig, file: Path) -> None:
     save_yaml(config, file)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*command, "-m", "pretrain", "run", "--config", str(file)],
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("from 1 to 2 processes") == 1
+    said = run_ranks(2, "pretrain", "run", "--config", file, timeout=300)
+    assert said.count("from 1 to 2 processes") == 1
 
 
 def no_dropout(config: PretrainConfig, folder: Path) -> dict[str, Path]:

@@ -1,11 +1,7 @@
 """Pre-training by replaced-token detection: same updates on every engine, exact resume, exports one can fine-tune."""
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +31,7 @@ from pretrain.loop import train
 from pretrain.objective import ReplacedTokens
 from tests.pretrain.conftest import LENGTH, make_model
 from tests.pretrain.rtd_worker import EVERY, QUICK, STEPS, build
+from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-6
@@ -49,14 +46,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def computed(out: Path, *more: str) -> Path:
     for world in QUICK:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
-        command += ["--master-port", str(port), "-m", "tests.pretrain.rtd_worker", str(out), *more]
-        settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_ranks(world, "tests.pretrain.rtd_worker", out, *more, timeout=500)
     return out
 
 

@@ -12,24 +12,21 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
 from asa import checkpoint, dist, manifest, methods, record
+from asa.config import to_dict
 from asa.errors import RequestError, WorkError
-from asa.methods import METHODS
+from asa.methods import METHODS, MethodsConfig
 from pretrain import export as export_module
 from pretrain import figures, loop
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
 from pretrain.resume import newest, only_run
-from tests.pretrain.conftest import make_model
+from tests.pretrain.conftest import losses, make_model
 
 CPU = torch.device("cpu")
 
 
 pytestmark = pytest.mark.usefixtures("one_process")
-
-
-def losses(run: Path) -> list[tuple[int, float]]:
-    return [(event["step"], event["loss"]) for event in record.read(run / record.NAME) if event["event"] == "train"]
 
 
 @pytest.mark.parametrize(("method", "zero"), [("asa", 2), ("vanilla", 0), ("asa", 3)])
@@ -106,6 +103,13 @@ def finished(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory
     )
     train(config, CPU)
     return config
+
+
+def test_the_record_holds_no_settings_of_methods_that_the_run_does_not_train_with(finished: PretrainConfig) -> None:
+    start = record.read(finished.out / record.NAME)[0]
+    others = vars(MethodsConfig()).keys() - {"asa"}
+    assert start["config"].keys() == to_dict(finished).keys() - others
+    assert start["config"]["asa"] == to_dict(finished)["asa"]
 
 
 @pytest.mark.parametrize(

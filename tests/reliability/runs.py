@@ -10,7 +10,8 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-from asa import checkpoint, record
+from asa import checkpoint
+from tests.pretrain.conftest import losses
 
 SETTINGS = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -65,7 +66,3 @@ def same_end(one: Path, other: Path, step: int) -> bool:
     """Whether two runs ended with equal weights and equal loss lines."""
     mine, theirs = weights(one, step), weights(other, step)
     return losses(one) == losses(other) and all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
-def losses(out: Path) -> list[tuple[int, float]]:
-    return [(line["step"], line["loss"]) for line in record.read(out / record.NAME) if line["event"] == "train"]

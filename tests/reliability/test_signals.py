@@ -13,8 +13,8 @@ import pytest
 from asa import checkpoint, manifest, record
 from asa.config import save_yaml
 from pretrain.config import PretrainConfig
-from tests.pretrain.conftest import model, request_, shards
-from tests.reliability.runs import alive, finish, losses, ranks, same_end, start, steps
+from tests.pretrain.conftest import losses, model, request_, shards
+from tests.reliability.runs import alive, finish, ranks, same_end, start, steps
 
 __all__ = ["model", "request_", "shards"]  # fixtures
 pytestmark = [
