@@ -29,26 +29,29 @@ def check_file(file: Path, flag: str) -> None:
 
 
 @contextmanager
-def refusal_told(path: Path) -> Generator[None]:
-    """Inside, what the system refuses to write to `path` is failed work and no traceback."""
+def refusal_told(path: Path, advice: str = "give the same command again") -> Generator[None]:
+    """Inside, what the system refuses to write to `path` is failed work and no traceback.
+
+    Args: advice, what to do once the reason is gone.
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:  # safetensors hides the system's refusal in an error of its own
-        number = getattr(error, "errno", None)
         reason = getattr(error, "strerror", None) or error
-        advice = "mend that" if number is not None and number not in FULL else "free some space"
-        raise WorkError(f"{path} cannot be written: {reason}; {advice} and give the same command again") from error
+        full = isinstance(error, SafetensorError) or error.errno in FULL
+        first = "free some space" if full else "mend that"
+        raise WorkError(f"{path} cannot be written: {reason}; {first} and {advice}") from error
 
 
 @contextmanager
-def whole(path: Path) -> Generator[Path]:
+def whole(path: Path, advice: str = "give the same command again") -> Generator[Path]:
     """Gives a file beside `path` to write to, in a folder made for it, and puts it in place at the end: `path` is never
     there by half, and what fails leaves nothing.
 
-    Raises: WorkError where the system refuses.
+    Args: advice, what to do once the reason is gone. Raises: WorkError where the system refuses.
     """
     partial = path.with_name(f"{path.name}.partial")
-    with refusal_told(path):
+    with refusal_told(path, advice):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             yield partial

@@ -40,7 +40,7 @@ def save(request: Recorded, name: str, argv: Sequence[str], table: str) -> None:
     # Two models of one name in different folders make one command when these are cut.
     key = hashlib.sha256("\0".join(argv).encode()).hexdigest()[:8]
     title = f"`{command}` ({key})"
-    with whole(path) as partial:
+    with whole(path, "set --results") as partial:
         before = path.read_text().split("\n## ")[1:] if path.is_file() else []
         kept = [section.rstrip() for section in before if section.splitlines()[0] != title]
         sections = [*kept, f"{title}\n\n{facts()}\n\n```\n{table.strip()}\n```"]

@@ -71,11 +71,8 @@ def _train(config: TokenizerConfig, shape: PreTrainedConfig | None) -> PreTraine
         raise WorkError(f"the text gives {have:,} tokens, not {wanted:,}; give more --documents or set --vocab_size")
     names = {f"{role}_token": token for role, token in vocabularies.SPECIAL[config.kind].items()}
     inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if segments > 1 else [])]
-    limit = {}
-    if shape:
-        shape.pad_token_id = backend.token_to_id(names["pad_token"])  # from which some families count positions
-        known = FAMILIES.get(shape.model_type)
-        limit["model_max_length"] = known.longest(shape) if known else shape.max_position_embeddings
+    pad = backend.token_to_id(names["pad_token"]) or 0
+    limit = {"model_max_length": _longest(shape, pad)} if shape else {}
     return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names, **limit)
 
 
@@ -91,6 +88,14 @@ def _shape(arch: Path) -> PreTrainedConfig:
         advice = "give a folder with one by --arch"
         raise RequestError(f"{arch / 'config.json'} is no masked language model's ({detail}); {advice}") from None
     return shape
+
+
+def _longest(shape: PreTrainedConfig, pad: int) -> int:
+    """Ids of a row that the model reads. RoBERTa's kin leave the positions up to the id of padding unused."""
+    shape.pad_token_id = pad
+    if (known := FAMILIES.get(shape.model_type)) is not None:
+        return known.longest(shape)
+    return shape.max_position_embeddings - (pad + 1 if "roberta" in shape.model_type else 0)
 
 
 def _fresh_model(shape: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:

@@ -118,5 +118,5 @@ def _write(path: Path, sheets: dict[str, str]) -> None:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sheets.items():
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    with whole(path) as partial:
+    with whole(path, "give the same command again, or set another --out") as partial:
         partial.write_bytes(packed.getvalue())

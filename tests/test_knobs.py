@@ -46,8 +46,7 @@ PROVEN = {
     "test_a_trained_vocabulary_is_reused_refused_and_replaced",
     "VerifyConfig.model": "data_prep/test_check.py::test_another_vocabulary_is_found",
     "ExportConfig.overwrite": "pretrain/test_run.py::test_exporting_over_anything_but_an_export_is_refused",
-    "PretrainConfig.hang_timeout": "pretrain/test_watchdog.py::"
-    "test_a_process_that_stands_still_ends_with_its_stack_and_one_that_works_does_not",
+    "PretrainConfig.hang_timeout": "pretrain/test_watchdog.py::test_a_process_that_stands_still_ends_with_its_stack",
     "PretrainConfig.on_nonfinite": "pretrain/test_faults.py::"
     "test_skipped_by_configuration_the_run_goes_on_without_that_update",
     "PretrainConfig.on_save_error": "pretrain/test_faults.py::"

@@ -16,7 +16,7 @@ STAGES = ("finetune", "score", "ensemble", "robustness", "pretrain")
 COMPARED = ("finetune", "score")  # stages whose runs stand for a model, a method and a seed on a task
 # Settings that move no score; a task's data is compared by its hash.
 NEUTRAL = ("task", "out", "log_every", "save_every", "keep", "save_model", "worker", "adversary")
-NEUTRAL += ("eval_every", "on_nonfinite", "on_save_error", "hang_timeout", "wandb")  # of pre-training
+NEUTRAL += ("on_nonfinite", "on_save_error", "hang_timeout", "wandb")  # of pre-training
 NO_SEED = -1
 _METHODS = tuple(field.name for field in dataclasses.fields(MethodsConfig))
 

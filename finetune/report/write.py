@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 import yaml
 
+from asa.errors import RequestError
 from asa.places import check_folder, whole
 from finetune.config import ReportConfig
 from finetune.report import attention, tables
@@ -44,6 +45,10 @@ def write(config: ReportConfig) -> None:
         undefined=jinja2.StrictUndefined,
     )
     templates.filters["cell"] = _cell
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"out = {config.out} cannot be made ({error.strerror}); set another --out") from None
     _put(config.out / "report.csv", table_csv(tuned + evaluated_rows(runs) + trained, tested))
     for name in ("report.md", "report.html"):
         _put(config.out / name, templates.get_template(f"{name}.j2").render(content))

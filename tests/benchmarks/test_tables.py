@@ -70,5 +70,5 @@ def test_the_machine_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPat
 def test_nothing_is_written_where_none_is_wanted_or_possible(tmp_path: Path) -> None:
     save(Recorded(results=None), "memory", [], "table")
     (tmp_path / "file").write_text("")
-    with pytest.raises(WorkError, match=r"\.md cannot be written: File exists; mend that"):
+    with pytest.raises(WorkError, match=r"\.md cannot be written: File exists; mend that and set --results"):
         save(Recorded(results=tmp_path / "file"), "memory", [], "table")

@@ -15,8 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
-from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, RobertaConfig
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, BertConfig, RobertaConfig
 
+from asa import manifest
 from asa.errors import RequestError, WorkError
 from asa.families import FAMILIES
 from data_prep import __main__ as commands
@@ -26,7 +27,7 @@ from data_prep.encode import Encoder
 from data_prep.tokenizer import Vocabulary
 from data_prep.train_tokenizer import train_tokenizer
 from data_prep.workspace import workspace
-from tests.asa.encoders import tiny
+from tests.asa.encoders import COMMON, tiny
 from tests.data_prep.conftest import content, dump_xml, page_xml, prose, save_tokenizer
 
 
@@ -210,11 +211,15 @@ def test_a_trained_vocabulary_and_its_model(kind: str, trained: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "xlm-roberta-xl", "roberta-prelayernorm"])
 def test_the_longest_row_that_the_tokenizer_says_is_the_longest_that_the_fresh_model_reads(
     name: str, kind: Literal["wordpiece", "bpe"], documents: Path, tmp_path: Path
 ) -> None:
-    tiny(name, max_position_embeddings=32).config.save_pretrained(tmp_path / "arch")
+    if name in FAMILIES:
+        shape = tiny(name, max_position_embeddings=32).config
+    else:
+        shape = AutoConfig.for_model(name, **COMMON | {"max_position_embeddings": 32})
+    shape.save_pretrained(tmp_path / "arch")
     train_tokenizer(
         TokenizerConfig(
             documents=[documents], out=tmp_path / "out", kind=kind, vocab_size=300, arch=tmp_path / "arch", share=0.2
@@ -266,13 +271,19 @@ def test_a_damaged_vocabulary_is_replaced_and_an_empty_folder_taken(documents: P
 
 def test_a_finished_folder_of_another_kind_is_never_replaced(documents: Path, tmp_path: Path) -> None:
     shutil.copytree(documents, tmp_path / "out")
-    for overwrite, said in (
-        (False, "holds documents, not tokenizer"),
-        (True, r"jsonl is no file of finished tokenizer"),
-    ):
-        with pytest.raises(RequestError, match=said):
-            train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", overwrite=overwrite))
-    assert content(tmp_path / "out") == content(documents)
+    refused(documents, tmp_path / "out", "documents")
+    model = tmp_path / "model"  # whose files have the names of a tokenizer's
+    tiny("bert").save_pretrained(model)
+    manifest.write(model, "model", {})
+    refused(documents, model, "model")
+
+
+def refused(documents: Path, out: Path, kind: str) -> None:
+    before = content(out)
+    for overwrite in (False, True):
+        with pytest.raises(RequestError, match=f"holds {kind}, not tokenizer"):
+            train_tokenizer(TokenizerConfig(documents=[documents], out=out, overwrite=overwrite))
+    assert content(out) == before
 
 
 def test_unfinished_work_of_another_command_is_left_alone(documents: Path, tmp_path: Path) -> None:

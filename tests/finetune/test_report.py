@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asa.errors import RequestError, WorkError
+from asa.errors import RequestError
 from finetune.__main__ import main
 from finetune.config import ReportConfig
 from finetune.report.collect import NEUTRAL, collect
@@ -185,7 +185,7 @@ def test_runs_with_other_settings_are_never_averaged_together(runs: Path, tmp_pa
 
 def test_pretraining_runs_that_differ_in_nothing_their_method_reads_are_one_group(tmp_path: Path) -> None:
     # What a run costs is among its figures. Of the shards its record has the path alone; the model is a column.
-    apart = {"zero", "offload", "micro_batch", "activation_checkpointing", "data", "model"}
+    apart = {"eval_every", "zero", "offload", "micro_batch", "activation_checkpointing", "data", "model"}
     assert set(FREE) - set(NEUTRAL) == apart
     changed: list[dict[str, Any]] = [{}, {"hang_timeout": 900.0}, {"wandb": "project"}, {"pgd": {"radius": 0.3}}]
     for seed, changes in enumerate(changed):
@@ -247,7 +247,7 @@ def test_a_run_made_twice_with_other_scores_is_refused(runs: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_named(runs: Path) -> None:
-    with pytest.raises(WorkError, match=r"/proc/no/report/report\.csv cannot be written: No such file"):
+    with pytest.raises(RequestError, match="out = /proc/no/report cannot be made"):
         write(ReportConfig(runs=runs, out=Path("/proc/no/report")))
 
 

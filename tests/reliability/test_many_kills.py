@@ -1,4 +1,4 @@
-"""A hundred SIGKILLs, half of them inside a save: every one is recovered from, and the end is that of a calm run.
+"""A hundred SIGKILLs, at least forty of them inside a save: all are recovered from, the end is that of a calm run.
 
 Ranks are forked from a process that has everything imported, so that a start takes a second instead of ten.
 """
