@@ -1,0 +1,60 @@
+"""Files that are whole or not there, and what is said where the system refuses them."""
+
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from asa.errors import RequestError, WorkError
+from asa.places import locked, whole
+
+
+def fail(path: Path, error: BaseException) -> None:
+    """As a writer that comes to half of its file."""
+    with whole(path, "set --out") as partial:
+        partial.write_text("by half")
+        raise error
+
+
+def test_a_file_is_put_in_place_at_the_end_alone(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "file.txt"
+    with whole(path) as partial:
+        partial.write_text("all")
+        assert not path.exists()
+    assert path.read_text() == "all"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RequestError("wrong"), ValueError("a bug")])
+def test_what_else_goes_wrong_passes_and_leaves_the_old_file(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(type(error)):
+        fail(path, error)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SafetensorError("I/O error: No space left"), "No space left; free some space and set --out"),
+        (PermissionError(13, "Permission denied"), "Permission denied; mend that and set --out"),
+    ],
+)
+def test_a_refusal_is_one_line_with_the_reason_and_what_to_do(tmp_path: Path, error: Exception, said: str) -> None:
+    with pytest.raises(WorkError, match=said) as caught:
+        fail(tmp_path / "file.txt", error)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def hold(path: Path) -> None:
+    with locked(path, "taken"):
+        pass
+
+
+def test_a_lock_is_held_once_and_free_again_at_the_end(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock", "taken"), pytest.raises(RequestError, match="taken"):
+        hold(tmp_path / "lock")
+    hold(tmp_path / "lock")
