@@ -13,6 +13,7 @@ from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.families import family
+from asa.methods.limits import check_precision
 from benchmarks.fused import check_kernels, fusible, with_kernels, without_kernels
 from benchmarks.steps import TWIN, StepName, Task, bert_config, cycle, folder_config, names_of, task_batch
 from benchmarks.tables import Recorded
@@ -90,8 +91,8 @@ def prepare(request: CasesConfig) -> torch.device:
     """The device. Raises RequestError where precision or torch.compile do not work here."""
     if request.threads:
         torch.set_num_threads(request.threads)
-    if "fp16" in request.precision and not torch.cuda.is_available():
-        raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
+    for precision in request.precision:
+        check_precision(precision, torch.cuda.is_available())
     if "fused" in request.attention:
         check_kernels()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -31,6 +31,7 @@ from asa.config import config, save_yaml
 from asa.engine import Precision
 from asa.errors import RequestError, WorkError
 from asa.methods import MethodName
+from asa.methods.limits import check_precision
 from benchmarks.fused import attention
 from benchmarks.steps import bert_config
 from benchmarks.tables import Recorded, save
@@ -87,8 +88,7 @@ def check(request: ScalingConfig) -> None:
     gpus = torch.cuda.device_count()
     if gpus and max(request.processes) > gpus:
         raise RequestError(f"processes = {max(request.processes)}: allowed: 1 to {gpus}, one a GPU; set --processes")
-    if request.precision == "fp16" and not gpus:
-        raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
+    check_precision(request.precision, cuda=gpus > 0)
     if request.precision != "fp32" and request.plain:
         raise RequestError(f"the plain engine has no {request.precision}; set --plain false, or --precision fp32")
 

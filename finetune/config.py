@@ -119,8 +119,7 @@ def check(config: FinetuneConfig, cuda: bool) -> None:
         raise RequestError(f"precision {config.precision} is DeepSpeed's; set --engine deepspeed or --precision fp32")
     if config.engine == "plain" and config.zero:
         raise RequestError(f"zero = {config.zero} is a stage of DeepSpeed; set --engine deepspeed or --zero 0")
-    if config.precision == "fp16" and not cuda:
-        raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
+    limits.check_precision(config.precision, cuda)
     for name in config.methods:
         limits.check(name, config, config.precision, config.zero)
 

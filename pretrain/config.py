@@ -108,8 +108,7 @@ class PretrainConfig(MethodsConfig):
 
 def check(config: PretrainConfig, world: int, cuda: bool) -> None:
     """Refuse, before any model is built, what cannot run. Raises RequestError or WorkError."""
-    if config.precision == "fp16" and not cuda:
-        raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
+    limits.check_precision(config.precision, cuda)
     if config.offload and config.zero == 0:
         raise RequestError("offload needs a partitioned optimizer, ZeRO 1 to 3; set --zero 1, or --offload false")
     if config.global_batch % world:

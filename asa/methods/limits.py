@@ -1,4 +1,4 @@
-"""What a method cannot work with that is known before any model is built: one rule for every stage."""
+"""What cannot be worked with that is known before any model is built: one rule for every stage."""
 
 from asa.engine import Precision
 from asa.errors import RequestError
@@ -6,6 +6,12 @@ from asa.methods import METHODS, Method, MethodsConfig
 from asa.methods.yopo import PARTITIONED
 
 HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
+
+
+def check_precision(precision: Precision, cuda: bool) -> None:
+    """Raises RequestError for an arithmetic that the processor does not have; `cuda`: a GPU is there."""
+    if precision == "fp16" and not cuda:
+        raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
 
 
 def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -> Method:
