@@ -107,6 +107,7 @@ def facts_of(run: Run) -> dict[str, Any]:
         "seed": run.config.seed,
         "processes": dist.world(),
         "config": {key: value for key, value in to_dict(run.config).items() if key not in others},
+        "inputs": run.inputs,
         "command": sys.argv,
         "environment": environment(),
     }

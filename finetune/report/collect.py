@@ -71,9 +71,10 @@ class Run:
     def shared(self) -> dict[str, Any]:
         """What makes the runs of different methods comparable: the settings of no method, and the data's hash."""
         own = ("method", "seed", "model") if self.stage == "pretrain" else ()
-        config = self.facts.get("config", {})
+        config, inputs = self.facts.get("config", {}), self.facts.get("inputs", {})
+        if "data" in inputs:  # shards are told apart by contents, wherever they lie
+            config = config | {"data": inputs["data"][:8]}
         settings = {key: value for key, value in config.items() if key not in (*NEUTRAL, *_METHODS, *own)}
-        inputs = self.facts.get("inputs", {})
         found = {**flat(settings), "task_sha256": str(inputs.get("task_sha256"))[:8]}
         if several := inputs.get("models_sha256"):  # which rows are attacked follows from all models
             found["models_sha256"] = hashlib.sha256(json.dumps(several, sort_keys=True).encode()).hexdigest()[:8]

@@ -44,8 +44,9 @@ def tuned(runs: Path, method: str, seed: int, test: float | None, **changes: Any
     put(runs / f"{start['model']}-{method}-{seed}{changes.get('suffix', '')}", start, events, end)
 
 
-def pretrained(runs: Path, method: str, seed: int = 0, **config: Any) -> None:
+def pretrained(runs: Path, method: str, seed: int = 0, shards: str = "", **config: Any) -> None:
     start = {"stage": "pretrain", "method": method, "model": "tiny", "seed": seed, "config": {"steps": 20, **config}}
+    start |= {"inputs": {"data": shards}} if shards else {}
     events: list[dict] = [{"event": "eval", "step": 0, "heldout_loss": 4.0, "heldout_accuracy": 0.25}]
     for step, rate in ((10, 900.0), (20, 1100.0)):
         share = {"masked_share": [0.3, 0.1]} if method == "asa" else {}
@@ -184,7 +185,7 @@ def test_runs_with_other_settings_are_never_averaged_together(runs: Path, tmp_pa
 
 
 def test_pretraining_runs_that_differ_in_nothing_their_method_reads_are_one_group(tmp_path: Path) -> None:
-    # What a run costs is among its figures. Of the shards its record has the path alone; the model is a column.
+    # What a run costs is among its figures; shards are told apart by their hash (below); the model is a column.
     apart = {"eval_every", "zero", "offload", "micro_batch", "activation_checkpointing", "data", "model"}
     assert set(FREE) - set(NEUTRAL) == apart
     changed: list[dict[str, Any]] = [{}, {"hang_timeout": 900.0}, {"wandb": "project"}, {"pgd": {"radius": 0.3}}]
@@ -192,6 +193,14 @@ def test_pretraining_runs_that_differ_in_nothing_their_method_reads_are_one_grou
         pretrained(tmp_path / "runs", "asa", seed, **{"hang_timeout": 1800.0, "wandb": None, **changes})
     write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
     assert figures(tmp_path / "report")["pretrain", "tiny", "asa", "heldout_loss_after"]["n"] == "4"
+
+
+@pytest.mark.parametrize(("shards", "groups"), [(("a1", "a1"), 1), (("a1", "b2"), 2)])
+def test_shards_are_told_apart_by_contents_not_by_path(tmp_path: Path, shards: tuple[str, str], groups: int) -> None:
+    for seed, (path, sha256) in enumerate(zip(("here", "there"), shards, strict=True)):
+        pretrained(tmp_path / "runs", "asa", seed, sha256, data=path)
+    runs = collect(tmp_path / "runs")
+    assert len({run.settings for run in runs}) == groups
 
 
 def test_one_name_for_two_sets_of_weights_is_told_apart(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pretrain import figures, loop
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
-from pretrain.resume import newest, only_run
+from pretrain.resume import inputs, newest, only_run
 from tests.pretrain.conftest import losses, make_model
 
 CPU = torch.device("cpu")
@@ -110,6 +110,7 @@ def test_the_record_holds_no_settings_of_methods_that_the_run_does_not_train_wit
     others = vars(MethodsConfig()).keys() - {"asa"}
     assert start["config"].keys() == to_dict(finished).keys() - others
     assert start["config"]["asa"] == to_dict(finished)["asa"]
+    assert start["inputs"] == inputs(finished)
 
 
 @pytest.mark.parametrize(
