@@ -120,3 +120,11 @@ class quiet:
         hf_logging.set_verbosity(self.level)
         if self.bar:
             hf_logging.enable_progress_bar()
+
+
+def checkpoint_activations(model: PreTrainedModel, settings: dict[str, Any] | None = None) -> None:
+    """Make the layers' activations again in the backward pass instead of keeping them; settings: those of
+    torch.utils.checkpoint."""
+    anyone: Any = model  # older releases of transformers have the method by its former name
+    enable = getattr(anyone, "activation_checkpointing_enable", None) or anyone.gradient_checkpointing_enable
+    enable(settings)

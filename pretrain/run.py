@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from asa import checkpoint, dist
 from asa.config import to_dict
 from asa.engine import Engine
+from asa.hf import checkpoint_activations
 from asa.methods import METHODS, Method, MethodsConfig, groups_read
 from asa.record import environment
 from asa.rtd import ReplacedTokenModel
@@ -55,7 +56,7 @@ def build(config: PretrainConfig, device: torch.device, found: Path | None = Non
     if config.activation_checkpointing:
         for part in module.children():
             if isinstance(part, PreTrainedModel):
-                part.activation_checkpointing_enable()
+                checkpoint_activations(part)
     updates, micro = config.steps * method.replays, config.micro(dist.world())
     engine = DeepSpeedEngine(
         module, config.optim, updates, device, config.zero, config.precision, micro, config.offload

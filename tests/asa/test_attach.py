@@ -14,7 +14,7 @@ from asa.adversary import ASAConfig
 from asa.attention import attach, detach, perturbed
 from asa.errors import RequestError
 from asa.families import FAMILIES
-from asa.hf import check_model
+from asa.hf import check_model, checkpoint_activations
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
 from asa.signal import Perturb, Site
@@ -96,7 +96,7 @@ def test_adversaries_are_made_where_and_as_wide_as_the_model_is() -> None:
 
 def test_an_attach_that_is_refused_leaves_no_trace() -> None:
     model = tiny("bert")
-    model.activation_checkpointing_enable({"use_reentrant": True})
+    checkpoint_activations(model, {"use_reentrant": True})
     with pytest.raises(RequestError, match="use_reentrant=False"):
         attach(model)
     encoder = model.base_model.get_submodule("encoder")

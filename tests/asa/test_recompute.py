@@ -1,6 +1,7 @@
 """Activation checkpointing and torch.compile change how a step is computed, never what."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from asa.adversary import ASAConfig
 from asa.attention import _Recalling, attach, detach
 from asa.errors import RequestError
 from asa.families import FAMILIES
+from asa.hf import checkpoint_activations
 from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.random_mask import RandomMaskConfig
 from asa.model import TaskModel
@@ -44,7 +46,7 @@ def step(model: PreTrainedModel, name: str, options: str) -> tuple[Tensor, dict[
 def test_gradients_with_checkpointing_equal_those_without(name: str, attention: str, options: str) -> None:
     expected_loss, expected = step(tiny(name, attention=attention, dropout=0.2), name, options)
     model = tiny(name, attention=attention, dropout=0.2)
-    model.activation_checkpointing_enable()  # before it is attached, as a user's own model may be
+    checkpoint_activations(model)  # before it is attached, as a user's own model may be
     passes = count_forwards(model, name)
     loss, found = step(model, name, options)
     assert torch.equal(loss, expected_loss)
@@ -62,20 +64,25 @@ def count_forwards(model: PreTrainedModel, name: str) -> Callable[[], int]:
     return lambda: len(calls)
 
 
+def switch_off(model: PreTrainedModel) -> None:
+    found: Any = model  # older releases of transformers have the method by its former name
+    (getattr(found, "activation_checkpointing_disable", None) or found.gradient_checkpointing_disable)()
+
+
 def test_checkpointing_may_be_switched_on_and_off_while_attached() -> None:
     model = tiny("bert")
     attach(model)
-    model.activation_checkpointing_enable()
+    checkpoint_activations(model)
     for settings in ({"use_reentrant": True}, {"preserve_rng_state": True}):
         with pytest.raises(RequestError, match="use_reentrant=False"):
-            model.activation_checkpointing_enable(settings)
+            checkpoint_activations(model, settings)
     detach(model)
     functions = [m._gradient_checkpointing_func for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     assert functions
     assert not any(isinstance(function, _Recalling) for function in functions)
-    model.activation_checkpointing_disable()
+    switch_off(model)
     attach(model)
-    model.activation_checkpointing_disable()
+    switch_off(model)
     assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
 
 

@@ -12,6 +12,7 @@ from asa.adversary import ASAConfig
 from asa.attention import perturbed
 from asa.batch import Kind
 from asa.engine import PlainEngine
+from asa.hf import checkpoint_activations
 from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.asa import Map, ready
 from asa.methods.asa_sparse import ASASparseConfig
@@ -56,7 +57,7 @@ def step(options: str, checkpointed: bool = False, dropout: float = 0.0) -> tupl
         for part in (maker.query, maker.key):  # type: ignore[union-attr]
             torch.nn.init.normal_(part.weight, std=0.5)  # type: ignore[union-attr]
     if checkpointed:
-        module.model.activation_checkpointing_enable()
+        checkpoint_activations(module.model)
     device = torch.device(DEVICE)
     engine = PlainEngine(module, OptimConfig(), steps=10, device=device)
     torch.manual_seed(7)

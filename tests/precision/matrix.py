@@ -21,6 +21,7 @@ from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import Engine, PlainEngine, Precision, State, StepStats
 from asa.errors import WorkError
+from asa.hf import checkpoint_activations
 from asa.methods import METHODS, At, MethodsConfig
 from asa.optim import OptimConfig
 from asa.zero import DeepSpeedEngine
@@ -82,7 +83,7 @@ def build(case: Case, seed: int) -> Engine:
     # A fresh adversary's scores are all near zero: a hard map's bits would hang on fp16's rounding. Noise decides them.
     module = tiny_module(asa=ASAConfig(tau=0.3, mask="gumbel"), dropout=0.1, seed=seed).train()
     if case.recompute:
-        module.model.activation_checkpointing_enable()
+        checkpoint_activations(module.model)
     if case.stage == "plain":
         return PlainEngine(module, OPTIM, STEPS, CPU)
     engine = DeepSpeedEngine(module, OPTIM, STEPS, CPU, case.stage, case.precision, ROWS, case.offload)
