@@ -99,18 +99,20 @@ def perturbed(
     tap: Tap | None = None,
     rows: Tensor | None = None,
     firsts: Tensor | None = None,
+    same_dropout: bool = False,
 ) -> Generator[Pass]:
     """Inside, an attached model's forward is perturbed.
 
     Args: tap(n, h_BLD) sees what enters block n, and what leaves the last one as the input of a further block; rows are
         the positions in the flattened BL for which the head is run (None: all of them), and then Pass.first gets the
-        hidden states at `firsts`, positions there too.
+        hidden states at `firsts`, positions there too. same_dropout tells that the random state is that of another
+        pass, whose dropout this one is to repeat.
     Raises: RequestError for a model that was not attached.
     """
     attached: _Attached | None = vars(model.base_model).get("_asa")
     if attached is None:
         raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
-    now = Pass(perturb or Perturb(), tap, rows, firsts, [])
+    now = Pass(perturb or Perturb(), tap, rows, firsts, [], same_dropout)
     with attached.signal.during(now):
         yield now
 

@@ -1,9 +1,11 @@
 """Which attention a module of an attached model runs in place of sdpa: fused, ours on a CPU, or torch's."""
 
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import (
     sdpa_attention_forward,  # pyright: ignore[reportUnknownVariableType]  # has types in part
@@ -12,6 +14,7 @@ from transformers.integrations.sdpa_attention import (
 from asa import cpu_attention
 from asa.fused import fused_attention
 from asa.fused.products import NAME
+from asa.signal import Pass
 
 # B rows, H heads, K width of one head, L length (queries, then keys)
 
@@ -36,7 +39,8 @@ def forward(
         causal = attention_mask is None and (kwargs.get("is_causal") or getattr(module, "is_causal", False))
         # No pass of ours: the model as it was, to the bit.
         if seat.signal.now is None or causal or not cpu_attention.suits(query, key, attention_mask, dropout):
-            return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+            with one_kernel(seat.signal.now, dropout, query.device):
+                return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
         return cpu_attention.context(query, key, value, attention_mask, dropout, scale), None
     found, seat.products = seat.products, None
     attacked = len(found.q_BLD)
@@ -54,6 +58,15 @@ def forward(
         clean_BLHK, _ = forward(module, free_q, free_k, free_v, mask, dropout, scaling, **kwargs)
         context_BLHK = torch.cat([clean_BLHK, context_BLHK])
     return context_BLHK, None
+
+
+def one_kernel(now: Pass | None, dropout: float, device: torch.device) -> AbstractContextManager[None]:
+    """Inside, torch's attention on a GPU is the same with an attack and without, where both are to draw the same
+    dropout: cuDNN's and flash attention take no mask with a gradient, and draw otherwise than those that do."""
+    alike = now is not None and now.same_dropout and dropout > 0 and device.type == "cuda"
+    if not alike:
+        return nullcontext()
+    return cast(AbstractContextManager[None], sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))
 
 
 _interface: Any = AttentionInterface

@@ -105,6 +105,10 @@ class Engine(Protocol):
         """Every parameter by name, whole and in fp32 on the CPU; all ranks must call it."""
         ...
 
+    def close(self) -> None:
+        """Let go of the model. Nothing is done with the engine afterwards."""
+        ...
+
 
 class Passes:
     """What both engines share: probing, ascending, repeatable dropout, the count of applied updates."""
@@ -138,6 +142,9 @@ class Passes:
     def full_state(self) -> dict[str, Tensor]:
         return {name: p.to("cpu", torch.float32, copy=True) for name, p in self.parts("weights")}
 
+    def close(self) -> None:
+        """Nobody but the caller holds what these passes need."""
+
     @staticmethod
     def _vetoed(loss: Tensor) -> Tensor:
         """The loss, whose gradients are NaN where it is not finite: an infinite one may have finite gradients, and
@@ -148,10 +155,12 @@ class Passes:
     def same_dropout(self) -> Generator[None]:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         self._dropout_state = (torch.get_rng_state(), cuda)
+        self.module.same_dropout = True
         try:
             yield
         finally:
             self._dropout_state = None
+            self.module.same_dropout = False
 
     def _restore_dropout(self) -> None:
         if self._dropout_state is None:

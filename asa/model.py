@@ -59,12 +59,13 @@ class TaskModel(nn.Module):
         adversaries = attach(model, asa)
         self.adversary: Adversaries | None = adversaries if asa else None
         self.head_at_cls = asa is not None and asa.sentence == "head"
+        self.same_dropout = False  # while an engine gives every pass the same random state
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""
         if self.kind == "mlm":
-            return masked_lm(self.model, batch, perturb, tap, self.head_at_cls)
-        with perturbed(self.model, perturb, tap):
+            return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.same_dropout)
+        with perturbed(self.model, perturb, tap, same_dropout=self.same_dropout):
             if self.kind == "choice":
                 return Output(_among_answers(self.model, batch))
             return Output(self.model(**batch.inputs).logits)
@@ -96,6 +97,7 @@ def masked_lm(
     perturb: Perturb | None = None,
     tap: Tap | None = None,
     head_at_cls: bool = False,
+    same_dropout: bool = False,
 ) -> Output:
     """A pass of an attached masked-LM model over a batch of kind "mlm".
 
@@ -105,7 +107,7 @@ def masked_lm(
     starts_B = torch.arange(len(batch.pad_BL), device=batch.pad_BL.device) * batch.pad_BL.shape[1]
     firsts_B = starts_B + (~batch.pad_BL).int().argmax(1)  # [CLS], which left padding moves
     rows = torch.cat([batch.positions, firsts_B]) if head_at_cls else batch.positions
-    with perturbed(model, perturb, tap, rows, firsts_B) as now:
+    with perturbed(model, perturb, tap, rows, firsts_B, same_dropout) as now:
         # Not by an index, whose gradient would be a copy among zeros as large as the logits.
         logits = model(**batch.inputs).logits.squeeze(0)
     if not head_at_cls:

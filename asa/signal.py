@@ -54,7 +54,7 @@ class Perturb:
 class Pass(NamedTuple):
     """One forward pass. rows: positions in the flattened BL that the head shall see, None for all of them.
 
-    firsts: positions there whose final hidden states `first` receives.
+    firsts: positions there whose final hidden states `first` receives. same_dropout: it draws what another pass draws.
     """
 
     perturb: Perturb
@@ -62,6 +62,7 @@ class Pass(NamedTuple):
     rows: Tensor | None
     firsts: Tensor | None
     first: list[Tensor]
+    same_dropout: bool
 
 
 @dataclass

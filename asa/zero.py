@@ -1,6 +1,7 @@
 """DeepSpeed's engine, ZeRO 0 to 3. The only file that imports deepspeed."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from inspect import getclosurevars
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -116,9 +117,13 @@ class DeepSpeedEngine(Passes):
         """Let go of the model, which DeepSpeed otherwise keeps for the life of the process. No other engine may be at
         work in it."""
         from deepspeed.runtime.zero import parameter_offload
+        from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
         self._engine.destroy()
         parameter_offload.FWD_MODULE_STACK.clear()
+        # What ZeRO 3 releases is cached by module and for the whole class, inside a decorated method.
+        decorated = vars(PartitionedParameterCoordinator)["_PartitionedParameterCoordinator__params_to_release"]
+        getclosurevars(decorated).nonlocals["func"].cache_clear()
 
     def weights(self) -> dict[str, Tensor]:
         return self.full_state() if self.partitioned else super().weights()

@@ -167,7 +167,8 @@ def _group(request: ScalingConfig, world: int, store: TCPStore, folder: Path) ->
     """A group that is ready for its turns; it does not outlive this."""
     settings, log = folder / "request.yaml", folder / f"{world}.log"
     save_yaml(request, settings)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc_per_node", str(world)]
     command += ["-m", "benchmarks.scaling_rank", str(settings), str(store.port)]
     # As the launcher sets it, but for the threads: the others' cores are not one process's gain.
     more = environment(world) | {"OMP_NUM_THREADS": "1"}

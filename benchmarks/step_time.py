@@ -153,18 +153,21 @@ def utilisation(
 ) -> dict[str, float]:
     """By case, the share of the device's peak that its matrix products take (MFU); none where no peak is known."""
     found: dict[str, float] = {}
+    counted: dict[str, float] = {}  # by step: no attention and no precision changes it
     for label, case in cases(request).items():
         most = peak(device, case.precision)
         if most is not None:
-            found[label] = flops(request, case, rows, length) / middle[label] / most
+            if case.name not in counted:
+                counted[case.name] = flops(request, case, length)
+            found[label] = rows * counted[case.name] / middle[label] / most
     return found
 
 
-def flops(request: StepTimeConfig, case: Case, rows: int, length: int) -> float:
-    """FLOPs of the matrix products of one batch."""
+def flops(request: StepTimeConfig, case: Case, length: int) -> float:
+    """FLOPs of the matrix products of one row, which are the same in a batch of many: counting those takes minutes."""
     shape = shape_of(request, "eager" if case.name == TWIN else "sdpa", length)
     with FakeTensorMode():
-        batch = batch_of(request, shape, rows, length, torch.device("cpu"))
+        batch = batch_of(request, shape, 1, length, torch.device("cpu"))
         if case.name not in PEERS:
             return cost(task_model(shape, case.name, request.task), case.name, batch).flops
         if case.name == TWIN:

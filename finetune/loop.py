@@ -4,7 +4,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,19 +70,22 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
     """
     began = time.perf_counter()
     run, config, folder = cell.run, cell.config, cell.folder
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats(device_of(config))
     steps, method = steps_of(config, len(data["train"])), METHODS[run.method](config)
-    try:
-        module, new = build(run, config, task)
-        engine = _guard(config)(lambda: engine_of(config, module, steps * method.replays))
-        progress = alone(lambda: state.resume(folder, engine, method) if going_on else None) or Progress()
-    except (RequestError, WorkError) as error:
-        _refused(cell, facts, error)
-        raise
-    device = device_of(config)
-    if not progress.step and dist.is_main():
-        shutil.rmtree(folder, ignore_errors=True)
-    facts = {**facts, "new_weights": new}
-    with closing(record_of(folder, facts, progress.step or None)) as lines:
+    with ExitStack() as held:
+        try:
+            module, new = build(run, config, task)
+            engine = _guard(config)(lambda: engine_of(config, module, steps * method.replays))
+            held.callback(engine.close)
+            progress = alone(lambda: state.resume(folder, engine, method) if going_on else None) or Progress()
+        except (RequestError, WorkError) as error:
+            _refused(cell, facts, error)
+            raise
+        device = device_of(config)
+        if not progress.step and dist.is_main():
+            shutil.rmtree(folder, ignore_errors=True)
+        lines = held.enter_context(closing(record_of(folder, {**facts, "new_weights": new}, progress.step or None)))
         saver = Saver(folder, config.save_every, config.models[run.model])
         began -= progress.seconds
         session = Session(cell, task, data, engine, method, steps, device, lines, saver, progress, Meter(), began)
@@ -246,9 +249,7 @@ def _memory(device: torch.device) -> dict[str, int]:
     """Peak memory of the process's tensors on a GPU; elsewhere nobody counts that of one run."""
     if device.type != "cuda":
         return {}
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return {"peak_memory_bytes": peak}
+    return {"peak_memory_bytes": torch.cuda.max_memory_allocated(device)}
 
 
 def steps_of(config: FinetuneConfig, rows: int) -> int:

@@ -1,6 +1,7 @@
 """A run's module and engine: built from a Hugging Face folder, saved as one."""
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,9 @@ def exported_adversary(run: Run, config: FinetuneConfig) -> bool:
 def engine_of(config: FinetuneConfig, module: TaskModel, updates: int) -> Engine:
     """What trains the module. Args: updates of the whole run."""
     device = device_of(config)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed's own way to know it
     if config.engine == "plain":
         return PlainEngine(module, config.optim, updates, device)
     from asa.zero import DeepSpeedEngine  # its import takes seconds

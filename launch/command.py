@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -18,7 +19,10 @@ PORT = 29500  # DeepSpeed's, at which the ranks of several machines meet
 
 
 def deepspeed_command(options: ClusterOptions, nodes: Nodes, module: list[str]) -> list[str]:
-    launcher = str(Path(sys.executable).with_name("deepspeed"))
+    own = Path(sys.executable).with_name("deepspeed")
+    launcher = str(own) if own.exists() else shutil.which("deepspeed")
+    if launcher is None:
+        raise RequestError("no program deepspeed beside this Python or on PATH; install deepspeed, which brings it")
     if options.hostfile is None:
         where = [*_accelerators(nodes.here), "--master_port", str(free_port())]
     else:

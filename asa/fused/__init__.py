@@ -28,7 +28,8 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
     """
     rows, heads, length, width = shape
     return (
-        device.type in DEVICES
+        not torch.compiler.is_compiling()
+        and device.type in DEVICES
         and dtype in DTYPES
         and width <= WIDEST_HEAD
         and (device.type != "cuda" or _fits(torch.cuda.get_device_capability(device), width))
@@ -37,7 +38,6 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
         and (config.mask, config.heads, config.masked_score) == ("hard", "shared", "shifted")
         and find_spec("triton") is not None
         and torch.version.hip is None
-        and not torch.compiler.is_compiling()
         and _compiles(device)
     )
 

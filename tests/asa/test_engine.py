@@ -1,7 +1,8 @@
 """PlainEngine: passes that leave no trace, repeatable dropout, perturbed embeddings, exact restore, the schedule."""
 
 import math
-from typing import get_args
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from asa import cpu_attention, dispatch
 from asa.adversary import ASAConfig
 from asa.engine import PlainEngine, State
+from asa.hf import checkpoint_activations
 from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.optim import OptimConfig, learning_rate
-from asa.signal import Perturb
+from asa.signal import Pass, Perturb
 from tests.asa.conftest import (
     LAYERS,
     LENGTH,
@@ -85,6 +88,38 @@ def test_same_dropout_repeats_the_masks_and_forward_outside_does_not() -> None:
     with engine.same_dropout():
         assert not torch.equal(engine.forward(batch).logits, first)
     assert not torch.equal(engine.forward(batch).logits, engine.forward(batch).logits)
+
+
+@pytest.mark.parametrize("dropout", ["shared", "independent"])
+def test_passes_that_share_their_dropout_say_so_to_attention_also_where_they_are_recomputed(
+    dropout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    def seen(now: Pass | None, *rest: Any) -> AbstractContextManager[None]:
+        told.append(now is not None and now.same_dropout)
+        return nullcontext()
+
+    monkeypatch.setattr(dispatch, "one_kernel", seen)
+    monkeypatch.setattr(cpu_attention, "SMALL", 2**40)
+    config = MethodsConfig(asa=ASAConfig(dropout=dropout))  # type: ignore[arg-type]
+    module = tiny_module(asa=config.asa, dropout=0.3).train()
+    checkpoint_activations(module.model)
+    METHODS["asa"](config).backward(tiny_engine(module), tiny_batch(), At(0, 0))
+    assert told == (
+        [True] * 4 * LAYERS if dropout == "shared" else [False] * 2 * LAYERS
+    )  # two passes, or one over both
+
+
+def test_on_a_gpu_one_kernel_draws_what_is_to_be_the_same() -> None:
+    now, gpu = Pass(Perturb(), None, None, None, [], same_dropout=True), torch.device("cuda")
+    with dispatch.one_kernel(now, 0.1, gpu):
+        assert torch.backends.cuda.mem_efficient_sdp_enabled()
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    for other, dropout in ((now._replace(same_dropout=False), 0.1), (None, 0.1), (now, 0.0)):
+        with dispatch.one_kernel(other, dropout, gpu):
+            assert torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_zeros_added_to_the_embeddings_change_nothing() -> None:

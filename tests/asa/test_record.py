@@ -89,7 +89,7 @@ def test_numbers_are_plain() -> None:
 
 def test_the_environment_names_what_a_reader_needs() -> None:
     found = record.environment()
-    assert found["torch"] == torch.__version__
+    assert found["torch"] == metadata.version("torch")
     assert all(found[name] for name in ("python", "device", "system", "transformers"))
 
 

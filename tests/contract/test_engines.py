@@ -59,6 +59,11 @@ def test_on_two_processes_every_stage_resumes_bit_for_bit(results: Path) -> None
         holds(case, found[case.name])
 
 
+def test_no_model_outlives_its_closed_engine(results: Path) -> None:
+    # A sweep under DeepSpeed would have every run's in memory.
+    assert json.loads((results / "outlive.json").read_text()) == []
+
+
 def test_the_updates_compared_are_not_nothing(results: Path) -> None:
     """The weights moved, the clip was active, and every method moved them in its own way."""
     found = {method: load(results, "plain", method, 1, 1) for method in METHODS}

@@ -3,8 +3,10 @@
 Run under torch's or DeepSpeed's launcher variables; a process group is set up once since start-up costs seconds.
 """
 
+import gc
 import json
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -226,6 +228,18 @@ def bf16(out: Path) -> None:
     (out / "bf16-norms.json").write_text(json.dumps(found))
 
 
+def outlives(zero: int) -> bool:
+    """Whether a model outlives its engine, which was closed after a step."""
+    engine = DeepSpeedEngine(build("asa"), OPTIM, STEPS, CPU, zero=zero, precision="fp32", micro_batch=ROWS)
+    METHODS["asa"](OPTIONS).backward(engine, micro_batch(0, 0, 1), At(0, 0))
+    engine.step()
+    model = weakref.ref(engine.module)
+    engine.close()
+    del engine
+    gc.collect()
+    return model() is not None
+
+
 def resume(out: Path) -> None:
     """Each ZeRO stage on two processes, saved and continued."""
     cases = [case for case in matrix.THIN if case.precision == "fp32"]
@@ -245,6 +259,7 @@ def main(out: Path, every: bool) -> None:
     if dist.world() == 1:
         fp16(out)
         bf16(out)
+        (out / "outlive.json").write_text(json.dumps([zero for zero in range(4) if outlives(zero)]))
     else:
         resume(out)
 

@@ -1,6 +1,8 @@
 """One run: determinism, selection, evaluation, what is recorded."""
 
+import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,18 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
 
 from asa import manifest, record
+from asa.engine import PlainEngine
 from asa.errors import RequestError, WorkError
 from asa.methods import METHODS, At
 from asa.methods.vanilla import Vanilla
 from finetune import loop
 from finetune.loop import steps_of
-from finetune.model import build
+from finetune.model import build, engine_of
 from finetune.predictions import Predictions, predict
 from finetune.run import Run
 from finetune.sweep import sweep
 from finetune.tasks.task import Kind
+from tests.asa.conftest import tiny_module
 from tests.finetune.conftest import WORDS, Given, Make, events, small_task
 
 COLOURS = small_task("classification")
@@ -37,6 +41,32 @@ def test_the_same_seed_gives_the_same_metrics_and_another_seed_others(given: Giv
         first = scores(tmp_path / "runs", f"tiny-{method}-0")
         assert first == scores(tmp_path / "again", f"tiny-{method}-0")
         assert first != scores(tmp_path / "runs", f"tiny-{method}-1")
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_run_closes_its_engine_however_it_ends(well: bool, given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[PlainEngine] = []
+    monkeypatch.setattr(PlainEngine, "close", lambda engine: closed.append(engine))
+    if not well:
+        monkeypatch.setattr(Vanilla, "backward", refuse)
+    with nullcontext() if well else pytest.raises(WorkError, match="2 of 2 runs failed"):
+        sweep(given(seeds=[0, 1]))
+    assert len(closed) == 2
+
+
+def refuse(*args: Any) -> None:
+    raise WorkError("not this time")
+
+
+def test_a_worker_tells_torch_and_deepspeed_which_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
+    third, taken = torch.device("cuda", 3), []
+    monkeypatch.setattr("finetune.model.device_of", lambda config: third)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr("finetune.model.PlainEngine", lambda module, optim, updates, device: device)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert engine_of(make(), tiny_module(), 1) == third
+    assert taken == [third]
+    assert os.environ["LOCAL_RANK"] == "3"
 
 
 def test_a_run_is_recorded_as_documented(given: Given, tmp_path: Path) -> None:

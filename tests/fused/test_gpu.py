@@ -3,6 +3,11 @@
 import pytest
 import torch
 
+from asa.adversary import ASAConfig
+from asa.engine import Passes
+from asa.optim import OptimConfig
+from asa.signal import Perturb
+from tests.asa.conftest import LENGTH, ROWS, tiny_batch, tiny_module
 from tests.fused.oracle import fused, plain, problem
 from tests.fused.test_attention import check
 
@@ -34,3 +39,14 @@ def test_a_step_is_reproducible_and_lays_out_no_array_of_heads_by_length_by_leng
         scores = 8 * 12 * 1024 * 1024 * 2
         assert peak < scores
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_passes_that_share_their_dropout_have_the_same_with_a_mask_that_learns(dtype: torch.dtype) -> None:
+    device = torch.device("cuda")
+    module = tiny_module(asa=ASAConfig(), dropout=0.3).train().to(device, dtype)
+    engine, batch = Passes(module, OptimConfig(), 1, device), tiny_batch().to(device)
+    keep_BLL = torch.ones(ROWS, LENGTH, LENGTH, device=device, requires_grad=True)
+    with engine.same_dropout():
+        clean, attacked = engine.probe(batch), engine.probe(batch, Perturb(attend=lambda site: keep_BLL))
+    torch.testing.assert_close(attacked.logits, clean.logits, rtol=0.02, atol=0.02)

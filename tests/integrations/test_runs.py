@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import IterableDataset
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, TrainingArguments
 
 from asa.adversary import FILE, Adversaries, ASAConfig
 from asa.errors import RequestError
@@ -20,6 +21,7 @@ from asa.model import TaskModel
 from tests.asa.conftest import tiny_bert
 from tests.integrations.trainers import ONE_STEP, arguments, assert_close, logged, rows, two_epochs, weights
 
+ARGUMENTS = {field.name for field in fields(TrainingArguments)}
 FILES = ("model.safetensors", FILE, METHOD_FILE)
 STATEFUL = [name for name in ONE_STEP if METHODS[name](MethodsConfig()).state_dict()]
 
@@ -145,13 +147,15 @@ def test_activation_checkpointing_changes_nothing_and_is_never_reentrant(tmp_pat
 
     plain = trainer()
     plain.train()
-    saving = trainer(activation_checkpointing=True)
+    # Older releases of transformers have the argument by its former name.
+    name = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in ARGUMENTS)
+    saving = trainer(**{name: True})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         saving.train()
     assert_close(weights(saving.model), weights(plain.model))
     assert_close(weights(saving.adversary), weights(plain.adversary))
-    reentrant = trainer(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": True})
+    reentrant = trainer(**{name: True, f"{name}_kwargs": {"use_reentrant": True}})
     with pytest.raises(RequestError, match="use_reentrant=False"):
         reentrant.train()
 

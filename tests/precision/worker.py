@@ -21,7 +21,7 @@ from asa.model import TaskModel
 from asa.optim import OptimConfig
 from asa.zero import DeepSpeedEngine
 from tests.asa.conftest import tiny_batch
-from tests.asa.encoders import tiny
+from tests.asa.encoders import EAGER_ONLY, tiny
 
 FAMILIES = ("bert", "modernbert", "deberta-v2")
 METHOD_NAMES = ("vanilla", "asa")
@@ -39,7 +39,7 @@ def let_cpu_do_fp16() -> None:
 
 
 def engine_for(family: str, method: str, zero: int, precision: Precision, device: torch.device) -> DeepSpeedEngine:
-    model = tiny(family, initializer_range=0.1)
+    model = tiny(family, attention="eager" if family in EAGER_ONLY else "sdpa", initializer_range=0.1)
     torch.manual_seed(1)
     module = TaskModel(model, "mlm", ASAConfig() if METHODS[method](MethodsConfig()).uses_adversary else None)
     optim = OptimConfig(lr=5e-3, warmup=0.0)
