@@ -154,13 +154,12 @@ class Passes:
     @contextmanager
     def same_dropout(self) -> Generator[None]:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-        self._dropout_state = (torch.get_rng_state(), cuda)
-        self.module.same_dropout = True
+        before = self._dropout_state, self.module.same_dropout
+        self._dropout_state, self.module.same_dropout = (torch.get_rng_state(), cuda), True
         try:
             yield
         finally:
-            self._dropout_state = None
-            self.module.same_dropout = False
+            self._dropout_state, self.module.same_dropout = before
 
     def _restore_dropout(self) -> None:
         if self._dropout_state is None:

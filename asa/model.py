@@ -52,6 +52,8 @@ def joined(first: Output, second: Output) -> Output:
 class TaskModel(nn.Module):
     """`model` is exported; `adversary` (None where the method needs none) is saved beside it."""
 
+    same_dropout = False  # True while an engine gives every pass the same random state
+
     def __init__(self, model: PreTrainedModel, kind: Kind, asa: ASAConfig | None = None) -> None:
         super().__init__()
         self.model = model
@@ -59,7 +61,6 @@ class TaskModel(nn.Module):
         adversaries = attach(model, asa)
         self.adversary: Adversaries | None = adversaries if asa else None
         self.head_at_cls = asa is not None and asa.sentence == "head"
-        self.same_dropout = False  # while an engine gives every pass the same random state
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""

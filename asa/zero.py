@@ -121,9 +121,12 @@ class DeepSpeedEngine(Passes):
 
         self._engine.destroy()
         parameter_offload.FWD_MODULE_STACK.clear()
-        # What ZeRO 3 releases is cached by module and for the whole class, inside a decorated method.
-        decorated = vars(PartitionedParameterCoordinator)["_PartitionedParameterCoordinator__params_to_release"]
-        getclosurevars(decorated).nonlocals["func"].cache_clear()
+        # What ZeRO 3 releases is cached by module and for the whole class, inside a decorated method. Another DeepSpeed
+        # may do without.
+        decorated = vars(PartitionedParameterCoordinator).get("_PartitionedParameterCoordinator__params_to_release")
+        cached = getclosurevars(decorated).nonlocals.get("func") if self.partitioned and decorated else None
+        if cached is not None:
+            cached.cache_clear()
 
     def weights(self) -> dict[str, Tensor]:
         return self.full_state() if self.partitioned else super().weights()

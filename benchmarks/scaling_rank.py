@@ -70,16 +70,14 @@ def step_seconds(train: Train, batch: Batch, profiled: bool) -> float:
         with profile(activities=kinds) as profiler:
             train(batch)
             _wait()
-        return (
-            covered([(e.time_range.start, e.time_range.end) for e in profiler.events() or () if _collective(e)]) / 1e6
-        )
+        return covered([(e.time_range.start, e.time_range.end) for e in profiler.events() or () if collective(e)]) / 1e6
     began = time.perf_counter()
     train(batch)
     _wait()
     return time.perf_counter() - began
 
 
-def _collective(event: Any) -> bool:
+def collective(event: Any) -> bool:
     """Of a GPU's its own events alone: the call that begins a collective ends at once."""
     if torch.cuda.is_available():
         return event.device_type == DeviceType.CUDA and event.name.startswith("nccl")

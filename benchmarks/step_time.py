@@ -158,16 +158,17 @@ def utilisation(
         most = peak(device, case.precision)
         if most is not None:
             if case.name not in counted:
-                counted[case.name] = flops(request, case, length)
-            found[label] = rows * counted[case.name] / middle[label] / most
+                one, two = (flops(request, case, few, length) for few in (1, 2))
+                counted[case.name] = one + (rows - 1) * (two - one)  # counting them all takes minutes
+            found[label] = counted[case.name] / middle[label] / most
     return found
 
 
-def flops(request: StepTimeConfig, case: Case, length: int) -> float:
-    """FLOPs of the matrix products of one row, which are the same in a batch of many: counting those takes minutes."""
-    shape = shape_of(request, "eager" if case.name == TWIN else "sdpa", length)
+def flops(request: StepTimeConfig, case: Case, rows: int, length: int) -> float:
+    """FLOPs of the matrix products of one batch."""
+    shape = shape_of(request, "eager" if case.attention == "eager" else "sdpa", length)
     with FakeTensorMode():
-        batch = batch_of(request, shape, 1, length, torch.device("cpu"))
+        batch = batch_of(request, shape, rows, length, torch.device("cpu"))
         if case.name not in PEERS:
             return cost(task_model(shape, case.name, request.task), case.name, batch).flops
         if case.name == TWIN:

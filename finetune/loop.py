@@ -1,10 +1,11 @@
 """One fine-tuning run: a task, a model, a method, a seed -> metrics.jsonl, predictions."""
 
+import gc
 import math
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from finetune.run import Cell
 from finetune.state import Best, Progress, Saver
 from finetune.tasks.batches import Encoded, steps_per_epoch, training_rows, window
 from finetune.tasks.task import Task
-from finetune.together import agreed, alone, record_of
+from finetune.together import Alone, agreed, alone, record_of
 
 T = TypeVar("T")
 
@@ -70,19 +71,18 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
     """
     began = time.perf_counter()
     run, config, folder = cell.run, cell.config, cell.folder
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats(device_of(config))
+    device = device_of(config)
+    _forget(device)
     steps, method = steps_of(config, len(data["train"])), METHODS[run.method](config)
     with ExitStack() as held:
         try:
             module, new = build(run, config, task)
             engine = _guard(config)(lambda: engine_of(config, module, steps * method.replays))
-            held.callback(engine.close)
+            held.enter_context(_closed(engine))
             progress = alone(lambda: state.resume(folder, engine, method) if going_on else None) or Progress()
         except (RequestError, WorkError) as error:
             _refused(cell, facts, error)
             raise
-        device = device_of(config)
         if not progress.step and dist.is_main():
             shutil.rmtree(folder, ignore_errors=True)
         lines = held.enter_context(closing(record_of(folder, {**facts, "new_weights": new}, progress.step or None)))
@@ -97,6 +97,25 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
         dist.on_main(lambda: lines.end(end))
     state.clear(folder)
     return end
+
+
+def _forget(device: torch.device) -> None:
+    """Free the run before, an attached model's reference cycles included, and begin to count memory."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+@contextmanager
+def _closed(engine: Engine) -> Generator[None]:
+    """Close the engine where the process goes on to other runs. Where it ends, the device may never answer again."""
+    try:
+        yield
+    except (RequestError, WorkError) as error:
+        if not isinstance(error, Alone):
+            engine.close()
+        raise
+    engine.close()
 
 
 def _refused(cell: Cell, facts: dict[str, Any], error: RequestError | WorkError) -> None:

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import socket
 import sys
 from pathlib import Path
@@ -19,17 +18,16 @@ PORT = 29500  # DeepSpeed's, at which the ranks of several machines meet
 
 
 def deepspeed_command(options: ClusterOptions, nodes: Nodes, module: list[str]) -> list[str]:
-    own = Path(sys.executable).with_name("deepspeed")
-    launcher = str(own) if own.exists() else shutil.which("deepspeed")
-    if launcher is None:
-        raise RequestError("no program deepspeed beside this Python or on PATH; install deepspeed, which brings it")
+    launcher = Path(sys.executable).with_name("deepspeed")  # one on PATH may be another Python's
+    if not launcher.exists():
+        raise RequestError(f"there is no {launcher}; install deepspeed for this Python, which brings it")
     if options.hostfile is None:
         where = [*_accelerators(nodes.here), "--master_port", str(free_port())]
     else:
         where = ["--hostfile", str(options.hostfile), "--master_addr", options.master_addr or next(iter(nodes.slots))]
         where += ["--master_port", str(options.master_port or PORT)]
         where += ["--force_multi", "--no_ssh_check"] if nodes.remote else ["--no_ssh", "--node_rank", str(nodes.node)]
-    return [launcher, *where, "--no_local_rank", "--log_level", "error", "--module", *module]
+    return [str(launcher), *where, "--no_local_rank", "--log_level", "error", "--module", *module]
 
 
 def _accelerators(nproc: int) -> list[str]:

@@ -72,8 +72,8 @@ class Run:
         """What makes the runs of different methods comparable: the settings of no method, and the data's hash."""
         own = ("method", "seed", "model") if self.stage == "pretrain" else ()
         config, inputs = self.facts.get("config", {}), self.facts.get("inputs", {})
-        if "data" in inputs:  # shards are told apart by contents, wherever they lie
-            config = config | {"data": inputs["data"][:8]}
+        if self.stage == "pretrain" and inputs:  # told apart by contents, wherever they lie
+            config = config | {"data": inputs["data"][:8], "shape": inputs["model"][:8]}
         settings = {key: value for key, value in config.items() if key not in (*NEUTRAL, *_METHODS, *own)}
         found = {**flat(settings), "task_sha256": str(inputs.get("task_sha256"))[:8]}
         if several := inputs.get("models_sha256"):  # which rows are attacked follows from all models

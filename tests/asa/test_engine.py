@@ -86,7 +86,11 @@ def test_same_dropout_repeats_the_masks_and_forward_outside_does_not() -> None:
     assert torch.equal(first, second)
     assert torch.equal(first, third)
     with engine.same_dropout():
-        assert not torch.equal(engine.forward(batch).logits, first)
+        again = engine.forward(batch).logits
+        assert not torch.equal(again, first)
+        with engine.same_dropout():
+            assert not torch.equal(engine.forward(batch).logits, again)
+        assert torch.equal(engine.forward(batch).logits, again)
     assert not torch.equal(engine.forward(batch).logits, engine.forward(batch).logits)
 
 

@@ -89,7 +89,8 @@ def test_numbers_are_plain() -> None:
 
 def test_the_environment_names_what_a_reader_needs() -> None:
     found = record.environment()
-    assert found["torch"] == metadata.version("torch")
+    # What is installed may leave out the build that torch itself names.
+    assert torch.__version__.startswith(found["torch"])
     assert all(found[name] for name in ("python", "device", "system", "transformers"))
 
 

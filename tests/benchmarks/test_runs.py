@@ -4,6 +4,7 @@ import os
 import subprocess
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import TCPStore
 
 from asa.errors import RequestError, WorkError
@@ -18,7 +20,7 @@ from benchmarks import finetune_throughput, scaling, startup
 from benchmarks.finetune_throughput import CASES, ThroughputConfig, make, rows
 from benchmarks.fused import attention
 from benchmarks.scaling import Found, ScalingConfig
-from benchmarks.scaling_rank import covered
+from benchmarks.scaling_rank import collective, covered
 from benchmarks.startup import PARTS, Started, StartupConfig
 from benchmarks.startup_run import PARTS as WATCHED
 from benchmarks.startup_run import Clock, watch
@@ -195,3 +197,20 @@ def test_the_table_of_starts() -> None:
     assert np.isclose(sum(until.values()), 8)
     with pytest.raises(RequestError, match="no d/shards; give a folder made by data_prep build"):
         startup.startup(["--data", "d", "--model", "m"])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "name", "counts"),
+    [
+        (False, DeviceType.CPU, "gloo:all_reduce", True),
+        (False, DeviceType.CPU, "aten::add", False),
+        (True, DeviceType.CUDA, "ncclDevKernel_AllReduce", True),
+        (True, DeviceType.CPU, "record_param_comms", False),  # the call alone, which ends at once
+        (True, DeviceType.CUDA, "gemm", False),
+    ],
+)
+def test_on_a_gpu_its_own_events_alone_are_communication(
+    gpu: bool, device: DeviceType, name: str, counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert collective(SimpleNamespace(device_type=device, name=name)) == counts

@@ -178,10 +178,10 @@ def test_what_does_not_work_here_is_a_wrong_request(monkeypatch: pytest.MonkeyPa
 
 def test_the_share_of_a_known_peak_counts_every_steps_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
     request = StepTimeConfig(layers=2, width=64)
-    by_name = {name: flops(request, case, 40) for name, case in cases(request).items()}
+    by_name = {name: flops(request, case, 8, 40) for name, case in cases(request).items()}
     assert by_name[ASA] < 2.2 * by_name[VANILLA] < 2.2 * by_name[STOCK] < 2.2 * by_name[TWIN]
-    monkeypatch.setattr("benchmarks.step_time.peak", lambda device, precision: 8 * by_name[VANILLA])  # of two rows
-    lines = report(request, 2, 40, CPU, {name: [0.5] for name in by_name}).splitlines()
+    monkeypatch.setattr("benchmarks.step_time.peak", lambda device, precision: 4 * by_name[VANILLA])
+    lines = report(request, 8, 40, CPU, {name: [0.5] for name in by_name}).splitlines()
     assert lines[1].split()[-1] == "MFU"
     assert lines[2].split()[-1] == "50.0%"
 

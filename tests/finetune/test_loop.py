@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from finetune.predictions import Predictions, predict
 from finetune.run import Run
 from finetune.sweep import sweep
 from finetune.tasks.task import Kind
+from finetune.together import Alone
 from tests.asa.conftest import tiny_module
 from tests.finetune.conftest import WORDS, Given, Make, events, small_task
 
@@ -43,19 +45,38 @@ def test_the_same_seed_gives_the_same_metrics_and_another_seed_others(given: Giv
         assert first != scores(tmp_path / "runs", f"tiny-{method}-1")
 
 
-@pytest.mark.parametrize("well", [True, False])
-def test_a_run_closes_its_engine_however_it_ends(well: bool, given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[PlainEngine] = []
-    monkeypatch.setattr(PlainEngine, "close", lambda engine: closed.append(engine))
-    if not well:
+@pytest.mark.parametrize(
+    ("error", "told", "closed"),
+    [(None, "", 2), (WorkError("no"), "2 of 2 runs failed", 2), (Alone("lost"), "lost", 0)],
+)
+def test_a_run_closes_its_engine_where_the_process_goes_on(
+    error: WorkError | None, told: str, closed: int, given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        assert error is not None
+        raise error
+
+    engines: list[PlainEngine] = []
+    monkeypatch.setattr(PlainEngine, "close", lambda engine: engines.append(engine))
+    if error is not None:
         monkeypatch.setattr(Vanilla, "backward", refuse)
-    with nullcontext() if well else pytest.raises(WorkError, match="2 of 2 runs failed"):
+    with pytest.raises(WorkError, match=told) if error else nullcontext():
         sweep(given(seeds=[0, 1]))
-    assert len(closed) == 2
+    assert len(engines) == closed
 
 
-def refuse(*args: Any) -> None:
-    raise WorkError("not this time")
+def test_a_run_begins_when_nothing_is_left_of_the_one_before(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref] = []
+
+    def building(*args: Any) -> Any:
+        assert [ref() for ref in made] == [None] * len(made)
+        module, new = build(*args)
+        made.append(weakref.ref(module.model.base_model))
+        return module, new
+
+    monkeypatch.setattr(loop, "build", building)
+    sweep(given(seeds=[0, 1, 2]))
+    assert len(made) == 3
 
 
 def test_a_worker_tells_torch_and_deepspeed_which_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:

@@ -46,7 +46,7 @@ def tuned(runs: Path, method: str, seed: int, test: float | None, **changes: Any
 
 def pretrained(runs: Path, method: str, seed: int = 0, shards: str = "", **config: Any) -> None:
     start = {"stage": "pretrain", "method": method, "model": "tiny", "seed": seed, "config": {"steps": 20, **config}}
-    start |= {"inputs": {"data": shards}} if shards else {}
+    start |= {"inputs": {"data": shards[:2], "model": shards[2:]}} if shards else {}
     events: list[dict] = [{"event": "eval", "step": 0, "heldout_loss": 4.0, "heldout_accuracy": 0.25}]
     for step, rate in ((10, 900.0), (20, 1100.0)):
         share = {"masked_share": [0.3, 0.1]} if method == "asa" else {}
@@ -195,9 +195,11 @@ def test_pretraining_runs_that_differ_in_nothing_their_method_reads_are_one_grou
     assert figures(tmp_path / "report")["pretrain", "tiny", "asa", "heldout_loss_after"]["n"] == "4"
 
 
-@pytest.mark.parametrize(("shards", "groups"), [(("a1", "a1"), 1), (("a1", "b2"), 2)])
-def test_shards_are_told_apart_by_contents_not_by_path(tmp_path: Path, shards: tuple[str, str], groups: int) -> None:
-    for seed, (path, sha256) in enumerate(zip(("here", "there"), shards, strict=True)):
+@pytest.mark.parametrize(("hashes", "groups"), [(("a1c3", "a1c3"), 1), (("a1c3", "b2c3"), 2), (("a1c3", "a1d4"), 2)])
+def test_shards_and_shapes_are_told_apart_by_contents_not_by_path(
+    tmp_path: Path, hashes: tuple[str, str], groups: int
+) -> None:
+    for seed, (path, sha256) in enumerate(zip(("here", "there"), hashes, strict=True)):
         pretrained(tmp_path / "runs", "asa", seed, sha256, data=path)
     runs = collect(tmp_path / "runs")
     assert len({run.settings for run in runs}) == groups

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -207,6 +208,12 @@ def test_the_gpus_that_the_caller_names_are_used(monkeypatch: pytest.MonkeyPatch
         command()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "--num_accelerators 2" in command()
+
+
+def test_a_python_without_deepspeed_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(RequestError, match=f"there is no {tmp_path}/deepspeed; install deepspeed"):
+        deepspeed_command(ClusterOptions(), Nodes({"localhost": 2}, node=0), ["pretrain", "run"])
 
 
 HERE = [
