@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, cast
 
 import torch
 from pydantic import Field
-from transformers import PreTrainedConfig
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from asa.batch import Batch
 from asa.config import config
@@ -131,7 +131,7 @@ def batch_of(request: CasesConfig, shape: PreTrainedConfig, rows: int, length: i
 
 
 def shape_of(request: CasesConfig, attention: Attention, length: int) -> PreTrainedConfig:
-    """The model's shape. Raises RequestError for a length that has no positions."""
+    """The model's shape. RequestError for a length that has no positions and for attention that it lacks."""
     implementation = "eager" if attention == "eager" else "sdpa"
     if request.model is None:
         shape = bert_config(request.layers, request.width, implementation)
@@ -141,6 +141,9 @@ def shape_of(request: CasesConfig, attention: Attention, length: int) -> PreTrai
     most = family(shape.model_type).longest(shape)
     if length > most:
         raise RequestError(f"lengths = {length}: {request.model} has positions for 8 to {most}; set --lengths")
+    family_model = cast(type[PreTrainedModel], MODEL_FOR_MASKED_LM_MAPPING[type(shape)])
+    if implementation == "sdpa" and not family_model._supports_sdpa:
+        raise RequestError(f"attention = {attention}: {shape.model_type} has eager alone; set --attention eager")
     return shape
 
 

@@ -19,6 +19,7 @@ from benchmarks.plot import draw
 from benchmarks.step_time import StepTimeConfig, flops, measure, report, step_time
 from benchmarks.steps import ASA, STOCK, TWIN, VANILLA, folder_config, method_of, names_of, task_batch
 from benchmarks.updates import trainer
+from tests.asa import encoders
 from tests.asa.conftest import LENGTH, tiny_bert
 
 CPU = torch.device("cpu")
@@ -184,6 +185,22 @@ def test_the_share_of_a_known_peak_counts_every_steps_own_products(monkeypatch: 
     lines = report(request, 8, 40, CPU, {name: [0.5] for name in by_name}).splitlines()
     assert lines[1].split()[-1] == "MFU"
     assert lines[2].split()[-1] == "50.0%"
+
+
+def test_attention_that_a_family_lacks_is_refused(tmp_path: Path) -> None:
+    encoders.tiny("deberta-v2").save_pretrained(tmp_path)
+    with pytest.raises(RequestError, match="attention = sdpa: deberta-v2 has eager alone; set --attention eager"):
+        timed(StepTimeConfig(model=tmp_path, lengths=(LENGTH,)))
+
+
+@pytest.mark.parametrize("family", ["modernbert", "deberta-v2", "mpnet"])
+def test_products_are_counted_for_other_families_too(tmp_path: Path, family: str) -> None:
+    """ModernBERT asks what is in its mask, so that nothing could be counted after all had been timed."""
+    encoders.tiny(family).save_pretrained(tmp_path)
+    request = StepTimeConfig(model=tmp_path, methods=(VANILLA, ASA, STOCK), attention=("eager",))
+    plain, asa, stock = (flops(request, case, 2, LENGTH) for case in cases(request).values())
+    assert 2 * plain < asa < 3 * plain  # so narrow that the mask's own products are a good part
+    assert 0.5 * stock < plain < stock
 
 
 def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
