@@ -1,6 +1,7 @@
 """Hugging Face folders: checks, loading of models."""
 
 import json
+import pickle
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -53,7 +54,9 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     parts: set[str] = set(_read_json(index, flag)["weight_map"].values()) if index.is_file() else set()
     if lost := sorted(name for name in parts if not (folder / name).is_file()):
         raise RequestError(f"{folder} lacks {lost[0]}, which {index.name} lists; give a complete folder by {flag}")
-    for name in sorted({WEIGHTS[0], *parts}):
+    # transformers reads the pickle only where there is nothing else
+    pickled = not parts and not (folder / WEIGHTS[0]).is_file()
+    for name in [WEIGHTS[2]] if pickled else sorted({WEIGHTS[0], *parts}):
         check_weights(folder / name, flag)
 
 
@@ -67,14 +70,30 @@ def check_reader(folder: Path, flag: str, length: int = 1) -> PreTrainedTokenize
 
 
 def check_weights(file: Path, flag: str) -> None:
-    """Raises RequestError for a safetensors file that is cut off or none; one that is not there passes."""
+    """Raises RequestError for a file of weights that is cut off or none; one that is not there passes."""
     if not file.is_file():
         return
     try:
-        with safe_open(file, "pt"):
-            pass
-    except (OSError, SafetensorError) as error:
-        raise RequestError(f"{file} is damaged ({error}); give a complete folder by {flag}") from None
+        look = _open_pickle if file.suffix == ".bin" else _open_safetensors
+        look(file)
+    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError) as error:
+        why = " ".join(str(error).split())
+        raise RequestError(f"{file} is damaged ({why[:200]}); give a complete folder by {flag}") from None
+
+
+def _open_safetensors(file: Path) -> None:
+    with safe_open(file, "pt"):
+        pass
+
+
+def _open_pickle(file: Path) -> None:
+    """Contents stay on the disk, but for files of torch before 1.6, of which only the first bytes are looked at."""
+    with file.open("rb") as head:
+        start = head.read(2)
+    if start == b"PK":
+        torch.load(file, map_location="meta", mmap=True, weights_only=True)
+    elif start != b"\x80\x02":
+        raise pickle.UnpicklingError("it was not written by torch")
 
 
 def _read_json(path: Path, flag: str) -> dict[str, Any]:

@@ -108,6 +108,32 @@ def test_damaged_weights_are_refused_by_their_name(folder: Path) -> None:
         hf.check_model(folder, "--start")
 
 
+def pickled(folder: Path, **how: Any) -> Path:
+    """The folder's weights as older models have them, in the place of model.safetensors."""
+    (folder / "model.safetensors").unlink()
+    file = folder / "pytorch_model.bin"
+    torch.save(tiny_bert().state_dict(), file, **how)
+    return file
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_whole_pickled_weights_pass_and_load(zipped: bool, folder: Path) -> None:
+    pickled(folder, _use_new_zipfile_serialization=zipped)
+    hf.check_model(folder, "--start")
+    assert hf.MASKED_LM.from_pretrained(folder).config.vocab_size == tiny_bert().config.vocab_size
+
+
+def test_damaged_pickled_weights_are_refused_unless_others_are_read(folder: Path) -> None:
+    whole = pickled(folder).read_bytes()
+    pointer = b"version https://git-lfs.github.com/spec/v1"
+    for damaged in (whole[: len(whole) // 2], whole[:-1], pointer, b""):
+        (folder / "pytorch_model.bin").write_bytes(damaged)
+        with pytest.raises(RequestError, match=r"pytorch_model\.bin is damaged \(.*\); give .* by --start"):
+            hf.check_model(folder, "--start")
+    tiny_bert().save_pretrained(folder)
+    hf.check_model(folder, "--start")
+
+
 def test_a_lost_part_of_the_weights_is_named(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "part-1.safetensors")
     parts = {"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}
