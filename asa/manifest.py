@@ -41,7 +41,9 @@ def write(folder: Path, kind: str, facts: dict[str, Any]) -> None:
     everything = sorted(folder.rglob("*"))
     for path in everything:
         fsync(path)
-    paths = [path for path in everything if path.is_file() and path.name != NAME]
+    partial = folder / (NAME + ".partial")
+    # A killed attempt may have left the partial one, which the new one is about to take the place of.
+    paths = [path for path in everything if path.is_file() and path.name != NAME and path != partial]
     hashes = _hashes(paths)
     listed = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
@@ -49,7 +51,6 @@ def write(folder: Path, kind: str, facts: dict[str, Any]) -> None:
     }
     # As it will be read: JSON makes text of keys and lists of tuples, and what is read must give the same text again.
     content = json.loads(json.dumps({"kind": kind, "facts": facts, "files": listed}))
-    partial = folder / (NAME + ".partial")
     partial.write_text(_signed(content))
     fsync(partial)
     partial.rename(folder / NAME)

@@ -31,6 +31,12 @@ def test_same_content_gives_the_same_manifest(folder: Path) -> None:
     assert (folder / manifest.NAME).read_bytes() == first
 
 
+def test_what_a_killed_attempt_has_left_is_not_listed(folder: Path) -> None:
+    (folder / f"{manifest.NAME}.partial").write_text("{")
+    manifest.write(folder, "fruit", {"count": 2})
+    assert manifest.verify(folder, "fruit", "--data") == {"count": 2}
+
+
 def test_files_and_the_folders_that_name_them_are_forced_to_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forced: list[Path] = []
     monkeypatch.setattr(manifest, "fsync", forced.append)
