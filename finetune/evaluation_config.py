@@ -97,7 +97,7 @@ class RobustnessConfig(TaskRequest):
     """Ascents per start."""
     step_size: Annotated[float, Field(gt=0, le=2)] = 0.05
     """Length of an ascent, as a share of the example's radius."""
-    starts: Count = 1
+    starts: Count = 4
     """Attacks per example: the first from the clean example, the others from random points of the ball."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the random starts."""

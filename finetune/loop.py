@@ -57,6 +57,7 @@ class Session:
     progress: Progress
     meter: Meter
     began: float  # as if earlier parts of the run had gone before without a pause
+    peak: int = 0  # bytes on a GPU in the steps of this process, evaluations apart
 
 
 def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any], going_on: bool = False) -> dict:
@@ -102,8 +103,7 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
 def _forget(device: torch.device) -> None:
     """Free the run before, an attached model's reference cycles included, and begin to count memory."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    _forget_peak(device)
 
 
 @contextmanager
@@ -147,7 +147,9 @@ def _fit(session: Session) -> Best:
             _log(session, "train", meter.drain())
         progress.training += time.perf_counter() - began
         if _due(progress.step, config.evals_per_epoch, per_epoch) or last:
+            session.peak = max(session.peak, _peak(session.device))
             _evaluate(session, progress.step / per_epoch)
+            _forget_peak(session.device)
             over = config.patience is not None and progress.stale >= config.patience
         if logging and not (last or over) and session.saver.due():
             progress.seconds = time.perf_counter() - session.began
@@ -247,7 +249,7 @@ def _finish(session: Session, best: Best) -> dict[str, Any]:
         "steps": session.progress.step,
         "train_seconds": round(session.progress.training, 3),
         "seconds": round(time.perf_counter() - session.began, 3),
-        **_memory(session.device),
+        **({"peak_memory_bytes": session.peak} if session.peak else {}),
     }
 
 
@@ -264,11 +266,14 @@ def _final(session: Session, folder: Path) -> dict[str, float]:
     return scores
 
 
-def _memory(device: torch.device) -> dict[str, int]:
-    """Peak memory of the process's tensors on a GPU; elsewhere nobody counts that of one run."""
-    if device.type != "cuda":
-        return {}
-    return {"peak_memory_bytes": torch.cuda.max_memory_allocated(device)}
+def _peak(device: torch.device) -> int:
+    """Most bytes of tensors on a GPU since the last _forget_peak; 0 elsewhere, where nobody counts those of one run."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def steps_of(config: FinetuneConfig, rows: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from asa.config import from_dict
+from asa.methods import groups_read
 from finetune.config import FinetuneConfig
 from finetune.tasks.spec import TaskConfig
 
@@ -24,9 +25,14 @@ def resolved(given: dict[str, Any], task: TaskConfig, method: str) -> FinetuneCo
 
 
 def preset(method: str, task: str) -> dict[str, Any]:
-    """The entry of configs/method/METHOD.yaml with the task's name; empty where there is none."""
-    file = PRESETS / f"{method}.yaml"
-    return (yaml.safe_load(file.read_text()) or {}).get(task, {}) if file.is_file() else {}
+    """The entries with the task's name of configs/method/GROUP.yaml, for each group of settings that the method reads
+    (asa_freelb those of asa and of freelb), so that methods of one sweep attack alike; empty where there are none."""
+    found: dict[str, Any] = {}
+    for name in groups_read(method):
+        file = PRESETS / f"{name}.yaml"
+        if file.is_file():
+            found = merged(found, (yaml.safe_load(file.read_text()) or {}).get(task, {}))
+    return found
 
 
 def merged(*layers: dict[str, Any]) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def _summary(worst: Worst, radius_E: np.ndarray) -> dict[str, Any]:
         "radius_median": float(np.median(radius_E)),
         "clean_loss_median": float(np.median(worst.clean_E.numpy())),
         "resisted": float(worst.resisted_E.float().mean()),
-        "start_spread": float(np.median(spread_E.numpy())),
+        "start_spread": float(np.median(spread_E.numpy())) if len(worst.reached_SE) > 1 else None,
     }
 
 

@@ -211,6 +211,10 @@ def test_a_recipe_and_a_preset_are_taken_where_asked_for() -> None:
     assert (without.optim.lr, without.freelb.passes) == (2e-5, 2)
     plain = resolved(asked, replace(named("rte"), recipe={}), "freelb")
     assert (plain.optim.lr, plain.freelb.passes) == (2e-5, 3)
+    # A method that reads another's settings attacks as that one does.
+    both = resolved({**asked, "tasks": ["rte"]}, named("rte"), "asa_freelb")
+    assert both.freelb == with_.freelb
+    assert resolved({**asked, "tasks": ["wnut17"]}, named("wnut17"), "asa_sparse").asa.tau == 0.5
 
 
 def test_a_format_that_is_given_counts_more_than_an_ending(tmp_path: Path) -> None:

@@ -57,6 +57,18 @@ def masked_share(runs: list[Run], panel_of: dict[str, str], name: str) -> Plot |
     return Plot("Masked share per layer", draw(name, WIDTH, height(len(titles)), paint), alt, caption)
 
 
+class Sweep(NamedTuple):
+    """Runs of one task, settings, model and method that differ in tau (and the seed) alone. method: with the settings
+    that tell it from another sweep of that method."""
+
+    method: str
+    runs: list[Masked]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*_group(self.runs[0])[:3], self.method)
+
+
 def masking(rows: list[Row]) -> list[Masked]:
     """The rows whose runs mask, in their order."""
     shares = [(row, masked_shares(row.run)) for row in rows]
@@ -97,38 +109,55 @@ def layers_and_tasks(masked: list[Masked], name: str) -> Plot:
     seen = "; ".join(f"{line} {' / '.join(percent(share, 1) for share in values)}" for line, values in shares.items())
     alt = f"Masked share after training, bottom layer first: {seen}."
     caption = "Left: by layer. Right: mean over the layers, same colours. Last log line of each run, mean over seeds."
-    svg = draw(name, WIDTH, max(3.2, 1 + 0.25 * len(shares)), paint)
-    return Plot("Masked share by layer and task", svg, alt, caption)
+    picture = draw(name, WIDTH, max(3.2, 1 + 0.25 * len(shares)), paint)
+    return Plot("Masked share by layer and task", picture, alt, caption)
 
 
-def swept(masked: list[Masked]) -> list[list[Masked]]:
-    """The runs of each task, settings, model and method that was run with several values of tau."""
+def swept(masked: list[Masked]) -> list[Sweep]:
+    """What was run with several values of tau, other settings being equal."""
     known = [one for one in masked if one.tau is not None]
-    groups = grouped(known, lambda one: (*_group(one)[:3], one.row.run.method)).values()
-    return [same for same in groups if len({one.tau for one in same}) > 1]
+    found: list[Sweep] = []
+    for alike in grouped(known, lambda one: (*_group(one)[:3], one.row.run.method)).values():
+        apart = _apart(alike)
+        names = grouped(alike, lambda one, apart=apart: _named(one, apart))
+        found += [Sweep(name, same) for name, same in names.items() if len({one.tau for one in same}) > 1]
+    return found
 
 
-def tau_table(sweeps: list[list[Masked]]) -> Table:
+def _apart(masked: list[Masked]) -> list[str]:
+    """The settings of their method, tau left out, that they do not all have alike."""
+    owns = [one.row.run.own for one in masked]
+    keys = dict.fromkeys(key for own in owns for key in own if key != TAU)
+    return [key for key in keys if len({repr(own.get(key)) for own in owns}) > 1]
+
+
+def _named(one: Masked, apart: list[str]) -> str:
+    """The method with those settings."""
+    method, own = one.row.run.method, one.row.run.own
+    return " ".join([method, *[f"{key.removeprefix(f'{method}.')}={own.get(key, 'n/a')}" for key in apart]])
+
+
+def tau_table(sweeps: list[Sweep]) -> Table:
     cells = []
     for sweep in sweeps:
         for tau, same in _by_tau(sweep).items():
-            names = [same[0].row.task, same[0].row.model, same[0].row.run.method, f"{tau:g}", str(len(same))]
+            names = [same[0].row.task, same[0].row.model, sweep.method, f"{tau:g}", str(len(same))]
             share = mean_sd([float(one.shares.mean()) for one in same], 100, 1)
             cells.append([*names, mean_sd([one.row.score for one in same], 100, 2), share])
     figures = ["n", "Test, %", "Masked share, %"]
     return Table("Score and masked share by tau", ["Task", "Model", "Method", "tau", *figures], cells, 4)
 
 
-def tau_sweep(sweeps: list[list[Masked]], name: str) -> Plot:
+def tau_sweep(sweeps: list[Sweep], name: str) -> Plot:
     """ASA's Figure 4b: test score and masked share against tau, a line per task, model and method."""
-    labels = _labels([(*_group(sweep[0])[:3], sweep[0].row.run.method) for sweep in sweeps])
+    labels = _labels([sweep.names for sweep in sweeps])
     means = [_means(sweep) for sweep in sweeps]
 
     def paint(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
         for index, (sweep, by_tau) in enumerate(zip(sweeps, means, strict=True)):
             middle = spread(score for score, _ in by_tau.values()).mean
-            for one in sweep:
+            for one in sweep.runs:
                 style = {"color": colour(index), "alpha": 0.5, "markersize": 4}
                 left.plot(one.tau, 100 * (one.row.score - middle), "o", **style)
                 right.plot(one.tau, 100 * one.shares.mean(), "o", **style)
@@ -149,11 +178,11 @@ def tau_sweep(sweeps: list[list[Masked]], name: str) -> Plot:
     return Plot("Score and masked share against tau", draw(name, WIDTH, 3.6, paint), alt, caption)
 
 
-def _by_tau(sweep: list[Masked]) -> dict[float, list[Masked]]:
-    return dict(sorted(grouped(sweep, lambda one: one.tau or 0.0).items()))
+def _by_tau(sweep: Sweep) -> dict[float, list[Masked]]:
+    return dict(sorted(grouped(sweep.runs, lambda one: one.tau or 0.0).items()))
 
 
-def _means(sweep: list[Masked]) -> dict[float, tuple[float, float]]:
+def _means(sweep: Sweep) -> dict[float, tuple[float, float]]:
     """tau -> mean score and mean masked share."""
     return {
         tau: (spread(one.row.score for one in same).mean, spread(float(one.shares.mean()) for one in same).mean)

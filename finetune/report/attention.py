@@ -108,8 +108,9 @@ def _panels(found: Maps, layer: Layer) -> dict[str, np.ndarray]:
 
 def _heat(ax: Axes, values_LL: np.ndarray, tokens: list[str], most: float, colours: str) -> None:
     ax.imshow(values_LL, vmin=0, vmax=most, cmap=colours, interpolation="none")
-    ax.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
-    ax.set_yticks(range(len(tokens)), tokens, fontsize=6)
+    # As they stand: a token such as $$ would be read as a formula, and is none.
+    ax.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6, parse_math=False)
+    ax.set_yticks(range(len(tokens)), tokens, fontsize=6, parse_math=False)
     ax.grid(False)
 
 
@@ -147,7 +148,7 @@ def table(several: list[Maps]) -> Table:
 
 def plot(found: Maps, name: str) -> Plot:
     width, tall = size(found)
-    svg = draw(name, WIDTH, WIDTH * tall / width, lambda figure: paint(figure, found))
+    picture = draw(name, WIDTH, WIDTH * tall / width, lambda figure: paint(figure, found))
     alt = f"Attention of {found.model} in “{found.text}”. {' '.join(f'{line}.' for line in told(found))}"
     caption = "Rows: queries, columns: keys; black is kept. The weights of a layer share a scale; framed: changed most."
-    return Plot(f"“{found.text}”, {found.model}, {found.which}", svg, alt, caption)
+    return Plot(f"“{found.text}”, {found.model}, {found.which}", picture, alt, caption)

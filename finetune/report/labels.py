@@ -6,6 +6,7 @@ from typing import TypeVar
 from finetune.report.collect import NO_SEED, Run, weights
 
 OWN_WEIGHTS = "one per seed"
+SCHEDULE = "random_mask.schedule"  # a file, another one for each task at least
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -41,10 +42,11 @@ def method_labels(runs: list[Run]) -> dict[str, str]:
     """
     labels = {}
     for members in grouped(runs, lambda run: (run.stage, run.method)).values():
-        kinds = grouped(members, _own)
+        hidden = () if _told_by_schedule(members) else (SCHEDULE,)
+        kinds = grouped(members, lambda run, hidden=hidden: _own(run, hidden))
         sizes = [len(same) for same in kinds.values()]
-        several = len({(run.task, _own(run)) for run in members}) > len({run.task for run in members})
-        keys = dict.fromkeys(key for run in members for key in run.own)
+        several = len({(run.task, _own(run, hidden)) for run in members}) > len({run.task for run in members})
+        keys = dict.fromkeys(key for run in members for key in run.own if key not in hidden)
         differing = [key for key in keys if len({repr(run.own.get(key)) for run in members}) > 1]
         for same in kinds.values():
             usual = len(same) == max(sizes) and sizes.count(max(sizes)) == 1
@@ -61,8 +63,14 @@ def by_task(runs: list[Run], labels: dict[str, str]) -> list[str]:
     return list(dict.fromkeys(label for (_, label), same in groups.items() if len({_own(run) for run in same}) > 1))
 
 
-def _own(run: Run) -> str:
-    return repr(sorted(run.own.items()))
+def _told_by_schedule(runs: list[Run]) -> bool:
+    """Whether runs of one task, model and seed have nothing else that tells them apart."""
+    cells = [(run.task, weights(run), run.seed, run.settings, _own(run, (SCHEDULE,))) for run in runs]
+    return len(set(cells)) < len(cells)
+
+
+def _own(run: Run, hidden: tuple[str, ...] = ()) -> str:
+    return repr(sorted(item for item in run.own.items() if item[0] not in hidden))
 
 
 def differences(runs: list[Run]) -> dict[str, str]:

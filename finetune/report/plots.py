@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from finetune.report.collect import Run
 from finetune.report.labels import grouped, ordered, words
 from finetune.report.rows import Row, before_after
-from finetune.report.svg import DASHES, PALETTE, draw
+from finetune.report.svg import DASHES, PALETTE, Picture, draw
 from finetune.report.tables import number, percent
 
 WIDTH = 9.0  # inches, of every figure
@@ -20,10 +20,10 @@ LEGEND = 5  # entries of a legend side by side
 
 
 class Plot(NamedTuple):
-    """svg: inline element; alt: for those who do not see it; caption: below it, after the title."""
+    """alt: for those who do not see it; caption: below it, after the title."""
 
     title: str
-    svg: str
+    picture: Picture
     alt: str
     caption: str
 
@@ -50,8 +50,8 @@ def scores(rows: list[Row], name: str) -> Plot | None:
 
     seen = "; ".join(f"{a} with {b} {percent(values.mean())}" for (a, b), values in cells.items())
     alt = f"Test {metric} by model and method. Means: {seen}."
-    svg = draw(name, WIDTH, 0.8 + 0.22 * max(3, len(cells)), paint)
-    return Plot(f"Test {metric}", svg, alt, "Points: one seed each. Upright bars: means.")
+    picture = draw(name, WIDTH, 0.8 + 0.22 * max(3, len(cells)), paint)
+    return Plot(f"Test {metric}", picture, alt, "Points: one seed each. Upright bars: means.")
 
 
 def dev_curves(rows: list[Row], name: str) -> Plot | None:

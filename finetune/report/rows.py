@@ -19,8 +19,8 @@ class Row(NamedTuple):
     values: figures by name, those that are known. Of a run on a task: its scores SPLIT_METRIC, seconds, step_seconds
     (one step), peak_memory_bytes, masked_share_layer_N after training and, where there is a vanilla run (`partner`)
     with the same task, weights, settings and seed: gain (of the main score on test), slowdown and memory (multiples of
-    its time per step and peak memory, where both ran on the same kind of device and as many processes). Of MNLI also
-    overall_METRIC, the mean of its two files, and overall_gain.
+    its time per step and peak memory, where both ran on the same kind of device, as many processes and, on a CPU,
+    threads). Of MNLI also overall_METRIC, the mean of its two files, and overall_gain.
     """
 
     run: Run
@@ -139,8 +139,9 @@ def _against(run: Run, vanilla: Run) -> dict[str, float]:
 
 def _where(run: Run) -> tuple[Any, ...]:
     """Costs are compared between runs that agree in it; engine and precision are among the shared settings."""
-    device = run.facts.get("environment", {}).get("device")
-    return device, run.facts.get("processes"), "train_seconds" in (run.end or {})
+    names = ("processes",) if "peak_memory_bytes" in (run.end or {}) else ("processes", "threads")  # a GPU's has none
+    places = (run.facts.get(name) for name in names)
+    return run.facts.get("environment", {}).get("device"), *places, "train_seconds" in (run.end or {})
 
 
 def evaluated_rows(runs: list[Run]) -> list[Row]:

@@ -68,7 +68,10 @@ def _elsewhere(runs: list[Run], scored: list[Row]) -> list[Section]:
     text = "Models scored on tasks they were not trained on (task after training task), and by how much the loss can be"
     text += " raised by moving the word embeddings of an example within a ball; lower is sturdier."
     increase, joined = tested.loss_increase(runs), tested.ensembles(runs)
-    shown = ([overview.scores(scored, "Transfer")] if scored else []) + ([increase] if increase else [])
+    parts = grouped(scored, lambda row: (row.task, row.settings)).values()  # HANS' three heuristics, ANLI's rounds
+    shown = [overview.scores(scored, "Transfer")] if scored else []
+    shown += [tables.results(same) for same in parts if any(len(row.run.scores) > 1 for row in same)]
+    shown += [increase] if increase else []
     found = [Section("Transfer and robustness", text, shown, [])] if shown else []
     text = "Scores of the averaged probabilities (or numbers) of several runs of one task."
     return found + ([Section("Ensembles", text, [joined], [])] if joined else [])

@@ -1,10 +1,10 @@
-"""Matplotlib figures -> inline SVG that takes the page's text colour and is the same bytes for the same data."""
+"""Matplotlib figures -> inline SVG that takes the page's text colour, and PNG; the same bytes for the same data."""
 
 import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -36,7 +36,16 @@ STYLE: Any = {
 }
 # Readable on white and on near-black alike.
 PALETTE = ("#2f7fd6", "#dd6b20", "#12946a", "#a95fd0", "#d1495b", "#8a8f2a", "#4d8f9c", "#9c6b4d")
+DOTS = 150  # per inch, of a PNG
 DASHES = ("-", "--", "-.", ":")
+
+
+class Picture(NamedTuple):
+    """svg: an element without a size; png: the same in black on white, for a document of one's own."""
+
+    name: str
+    svg: str
+    png: bytes
 
 
 @contextmanager
@@ -48,15 +57,16 @@ def drawn_alike(style: Any) -> Iterator[None]:
         yield
 
 
-def draw(name: str, width: float, height: float, paint: Callable[[Figure], None]) -> str:
-    """The SVG element of a figure of `width` x `height` inches that `paint` fills; `name` makes its ids unique."""
+def draw(name: str, width: float, height: float, paint: Callable[[Figure], None]) -> Picture:
+    """A figure of `width` x `height` inches that `paint` fills; `name` makes its ids and its file unique."""
     with drawn_alike(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         paint(figure)
-        buffer = io.StringIO()
+        buffer, dots = io.StringIO(), io.BytesIO()
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+        figure.savefig(dots, format="png", dpi=DOTS, facecolor="white", metadata={"Software": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     text = re.sub(r' (xmlns(:xlink)?|width|height)="[^"]*"', "", text, count=4)
-    return re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)
+    return Picture(name, re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text), dots.getvalue())

@@ -1,4 +1,4 @@
-"""Runs -> report.html, report.md, report.csv. The files are a pure function of the files below the runs folder."""
+"""Runs -> report.html, report.md with its figures, report.csv: a pure function of the files below the runs folder."""
 
 import shlex
 from pathlib import Path
@@ -20,7 +20,7 @@ from finetune.report.sections import sections
 
 
 def write(config: ReportConfig) -> None:
-    """Write the three files and print the path of the page.
+    """Write the three files and the figures, and print the path of the page.
 
     Raises: RequestError when there is no run below config.runs, or config.out is no folder; WorkError for a damaged
         file, or one that cannot be written.
@@ -44,12 +44,15 @@ def write(config: ReportConfig) -> None:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    templates.filters["cell"] = _cell
+    templates.filters |= {"cell": _cell, "alt": _alt}
     try:
         config.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(f"out = {config.out} cannot be made ({error.strerror}); set another --out") from None
     _put(config.out / "report.csv", table_csv(tuned + evaluated_rows(runs) + trained, tested))
+    for section in content["sections"]:
+        for plot in section.plots:
+            _put(config.out / "figures" / f"{plot.picture.name}.png", plot.picture.png)
     for name in ("report.md", "report.html"):
         _put(config.out / name, templates.get_template(f"{name}.j2").render(content))
     print(config.out / "report.html")
@@ -111,6 +114,11 @@ def _cell(text: str) -> str:
     return " ".join(text.splitlines()).replace("|", "\\|")
 
 
-def _put(path: Path, text: str) -> None:
+def _alt(text: str) -> str:
+    """Text that stays within its brackets."""
+    return _cell(text).replace("[", "\\[").replace("]", "\\]")
+
+
+def _put(path: Path, content: str | bytes) -> None:
     with whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)

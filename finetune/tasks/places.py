@@ -112,8 +112,11 @@ def hub_rows(hub: HubSource, split: str) -> Iterator[Row]:
     import datasets
     from datasets.exceptions import DatasetsError
 
+    before, colon, after = split.partition(":")
+    other = colon and "[" not in before  # a slice, train[:10%], has a colon too
+    config, part = (before, after) if other else (hub.config, split)
     try:
-        table = datasets.load_dataset(hub.path, hub.config, split=split, revision=hub.revision)
+        table = datasets.load_dataset(hub.path, config, split=part, revision=hub.revision)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())[:200]
         raise WorkError(

@@ -55,7 +55,7 @@ class HubSource:
     revision: str | None = None
     """Branch, tag or commit; null: the newest."""
     splits: dict[str, str]
-    """Our split -> theirs; `a+b` joins two."""
+    """Our split -> theirs; `a+b` joins two, `C:a` is that of configuration C."""
     keys: dict[str, Any] = field(default_factory=dict)
     """Keys of the task that are different there."""
 

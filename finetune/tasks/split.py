@@ -52,11 +52,13 @@ def _joined(splits: Sequence[Split]) -> Split:
 def held_out(split: Split, share: float) -> tuple[Split, Split]:
     """The rows that stay, and those that are taken away: the `share` whose first segment hashes lowest, 1,000 at most.
 
-    Rows with the same first segment stay together, unless nearly all have the same: with a question's other answer in
-    training, a row's label is known. A second segment may stand on both sides.
+    Rows with the same first segment stay together, unless so many have the same that not half the share can be held out
+    so: with a question's other answer in training, a row's label is known. A second segment may stand on both sides.
     """
     count = max(1, min(MOST_HELD_OUT, round(share * len(split))))
-    taken = _lowest_groups(split, count, _first_segment) or _lowest_groups(split, count, lambda text: text)
+    taken = _lowest_groups(split, count, _first_segment)
+    if 2 * len(taken) < count:
+        taken = _lowest_groups(split, count, lambda text: text)
     if not taken or len(taken) == len(split):
         raise RequestError(
             f"{len(split)} training rows, too few (or too alike) to hold {count} out; give --task.dev and --task.test"

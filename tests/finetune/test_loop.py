@@ -65,6 +65,26 @@ def test_a_run_closes_its_engine_where_the_process_goes_on(
     assert len(engines) == closed
 
 
+def test_peak_memory_is_that_of_steps_and_not_of_evaluations(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = [0]  # what a GPU would have counted since it was last told to forget
+
+    def taking(work: Any, size: int) -> Any:
+        def counted(*args: Any) -> Any:
+            most[0] = max(most[0], size)
+            return work(*args)
+
+        return counted
+
+    monkeypatch.setattr(loop, "_step", taking(loop._step, 100))
+    monkeypatch.setattr(loop, "predict", taking(loop.predict, 900))
+    monkeypatch.setattr(loop, "_peak", lambda device: most[0])
+    monkeypatch.setattr(loop, "_forget_peak", lambda device: most.__setitem__(0, 0))
+    sweep(given(evals_per_epoch=2))
+    assert events(tmp_path / "runs", "tiny-vanilla-0")[-1]["peak_memory_bytes"] == 100
+
+
 def test_a_run_begins_when_nothing_is_left_of_the_one_before(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref] = []
 

@@ -128,7 +128,12 @@ def test_the_same_files_give_the_same_bytes_wherever_they_lie(report: Path, runs
     write(ReportConfig(runs=runs, out=tmp_path / "again"))
     for name in ("report.html", "report.md", "report.csv"):
         assert (report / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
-    assert sorted(path.name for path in report.iterdir()) == ["report.csv", "report.html", "report.md"]
+    assert sorted(path.name for path in report.iterdir()) == ["figures", "report.csv", "report.html", "report.md"]
+    linked = re.findall(r"\]\((.*?)\)", text(report, "md"))
+    assert sorted(linked) == sorted(f"figures/{path.name}" for path in (report / "figures").iterdir())
+    for name in linked:
+        assert (report / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+        assert (report / name).read_bytes().startswith(b"\x89PNG")
 
 
 class Page(HTMLParser):

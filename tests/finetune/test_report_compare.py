@@ -14,7 +14,7 @@ from asa.errors import WorkError
 from finetune.config import ReportConfig
 from finetune.predictions import Predictions, Stored, save_predictions
 from finetune.report import analysis, overview, tested
-from finetune.report.attention import load
+from finetune.report.attention import Layer, Maps, load, plot
 from finetune.report.collect import collect
 from finetune.report.compare import comparisons, least_p
 from finetune.report.examples import parts
@@ -65,7 +65,7 @@ def test_scores_over_other_seeds_than_vanillas_are_marked(tmp_path: Path) -> Non
     assert "Over other seeds than vanilla's" in shown.note
 
 
-@pytest.mark.parametrize("changes", [{"environment": {"device": "gpu"}}, {"processes": 2}])
+@pytest.mark.parametrize("changes", [{"environment": {"device": "gpu"}}, {"processes": 2}, {"threads": 2}])
 def test_costs_are_not_compared_across_machines(tmp_path: Path, changes: dict[str, Any]) -> None:
     tuned(tmp_path, "sst2", "vanilla", 0, 40, environment={"device": "cpu"}, processes=1)
     tuned(tmp_path, "sst2", "pgd", 0, 45, environment={"device": "cpu"}, processes=1)
@@ -209,6 +209,40 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(WorkError, match=name):
             parts(tmp_path / name, "pearson")
+
+
+def test_a_sweep_of_tau_holds_runs_that_differ_in_nothing_else(tmp_path: Path) -> None:
+    for tau, heads in ((0.1, "shared"), (0.3, "shared"), (0.3, "each"), (0.5, "each"), (0.7, "none")):
+        tuned(tmp_path / f"{tau}{heads}", "sst2", "asa", 0, 40, own={"asa": {"tau": tau, "heads": heads}})
+    sweeps = analysis.swept(analysis.masking(rows_of(tmp_path)))
+    assert [row[2:5] for row in analysis.tau_table(sweeps).rows] == [
+        ["asa heads=shared", "0.1", "1"],
+        ["asa heads=shared", "0.3", "1"],
+        ["asa heads=each", "0.3", "1"],
+        ["asa heads=each", "0.5", "1"],
+    ]
+    assert "asa heads=each: tau 0.3" in analysis.tau_sweep(sweeps, "x").alt
+
+
+def test_the_file_of_a_schedule_is_told_only_where_nothing_else_tells_runs_apart(tmp_path: Path) -> None:
+    def scheduled(folder: Path, task: str, seed: int, file: str) -> None:
+        own = {"random_mask": {"strategy": "scheduled", "schedule": file}}
+        tuned(folder, task, "random_mask", seed, 40, own=own)
+
+    for task in ("sst2", "mrpc"):
+        for seed in (0, 1):
+            scheduled(tmp_path, task, seed, f"{task}-{seed}")
+            tuned(tmp_path / "b", task, "random_mask", seed, 40, own={"random_mask": {"strategy": "bernoulli"}})
+    methods = {row.method for row in rows_of(tmp_path)}
+    assert methods == {f"random_mask strategy={strategy}" for strategy in ("scheduled", "bernoulli")}
+    scheduled(tmp_path / "c", "sst2", 0, "another")
+    assert "random_mask strategy=scheduled schedule=another" in {row.method for row in rows_of(tmp_path)}
+
+
+def test_tokens_that_look_like_a_formula_are_drawn(tmp_path: Path) -> None:
+    weights = np.full((2, 2), 0.5)
+    found = Maps("asa", "$$ now", "head 1", None, ["$$", "$_$"], {0: Layer(weights, weights, weights, 0.25, None)})
+    assert ">$$<" in plot(found, "x").picture.svg
 
 
 def test_a_users_matplotlibrc_changes_nothing() -> None:

@@ -142,6 +142,7 @@ def test_chance_stands_beside_the_adversary(page: str) -> None:
 
 def test_transfer_and_attack_are_shown(page: str) -> None:
     assert table(page, "Transfer")[0][2:] == ["hans after rte (accuracy)"]
+    assert table(page, "hans after rte: every score")[0][3:5] == ["Test accuracy, %", "Test Matthews, %"]
     attack = table(page, "Largest increase of the loss within the ball, nats")
     assert attack[1][:7] == ["rte", "asa", "vanilla", "227", "0.1000", "1.2500", "0.5000 to 2.0000"]
 

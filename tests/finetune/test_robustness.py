@@ -228,6 +228,8 @@ def test_summaries_are_plain_medians() -> None:
     worst = Worst(torch.tensor([0.0, 1.0]), torch.tensor([[1.0, 1.0], [2.0, 4.0]]), torch.ones(2, dtype=torch.bool))
     found = command._summary(worst, np.array([0.1, 0.3]))
     assert (found["clean_loss_median"], found["start_spread"], found["median"]) == (0.5, 2.0, 2.5)
+    lone = worst._replace(reached_SE=worst.reached_SE[:1])
+    assert command._summary(lone, np.array([0.1, 0.3]))["start_spread"] is None
 
 
 def test_wrong_requests_of_the_command_are_one_line(asked: dict[str, Any], model_folder: Path, tmp_path: Path) -> None:

@@ -256,6 +256,13 @@ def test_at_most_a_thousand_rows_are_held_out_and_too_few_are_refused() -> None:
         held_out(thinned(split, 1), 0.1)
 
 
+def test_where_few_groups_hold_nearly_all_rows_they_are_not_what_is_held_out() -> None:
+    """Else those of the one small group would be all that is scored."""
+    groups = [f"g{n % 5}" for n in range(2980)] + ["small"] * 20
+    split = Split([""] * 3000, [(group, str(n)) for n, group in enumerate(groups)], None)
+    assert 280 <= len(held_out(split, 0.1)[1]) <= 300
+
+
 def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
     keys: dict[str, Any] = {"train": [table], "dev": [table], "text": ["a", "b"], "label": "y"}
     first = task(**keys).sha256
@@ -443,6 +450,25 @@ def test_only_tasks_of_a_kind_are_trained_on_together(pairs: Path, table: Path) 
     again = task(request, **{**keys, "dev": [seen]}, text=["a", "b"], **same)
     assert (len(again.splits["train"]), again.facts["seen"]) == (37, {"qqp": 1})
     assert "left out of the added rows, as they choose or are scored: 1 of qqp" in told(again)
+
+
+def test_a_split_of_another_configuration_of_the_hub_is_read(tmp_path: Path) -> None:
+    """RACE's schools, ARC-Challenge beside ARC-Easy."""
+    configs = ""
+    for config in ("all", "high"):
+        rows = [{"article": "a", "question": f"{config} {n}", "options": ["x", "y"], "answer": "A"} for n in range(20)]
+        write(tmp_path / f"{config}.parquet", rows)
+        files = "".join(
+            f"  - {{split: {split}, path: {config}.parquet}}\n" for split in ("train", "validation", "test")
+        )
+        configs += f"- config_name: {config}\n  data_files:\n{files}"
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    spec = specs.named("race")
+    assert spec.hub is not None
+    splits = {name: theirs for name, theirs in spec.hub.splits.items() if name != "middle"}
+    request = from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out", "tasks": ["race"]})
+    found = load(replace(spec, hub=replace(spec.hub, path=str(tmp_path), splits=splits)), request)
+    assert [found.splits[name].texts[1][0] for name in ("test", "high")] == [("a", "all 1 x"), ("a", "high 1 x")]
 
 
 def test_the_hub_form_of_a_task_is_read_from_a_local_repository(tmp_path: Path) -> None:
