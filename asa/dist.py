@@ -40,9 +40,9 @@ def barrier() -> None:
 
 
 def sum_(tensor: Tensor) -> Tensor:
-    """In-place sum over ranks; returns its argument."""
+    """In-place sum over ranks; returns its argument, which may lie on the host, as an offloaded optimizer's does."""
     if world() > 1:
-        torch_dist.all_reduce(tensor)
+        torch_dist.all_reduce(tensor, group=_hosts() if tensor.device.type == "cpu" else None)
     return tensor
 
 

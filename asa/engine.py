@@ -67,8 +67,11 @@ class Engine(Protocol):
         """Add the loss's gradients to what the next step applies; those of a loss that is not finite are NaN."""
         ...
 
-    def same_dropout(self) -> AbstractContextManager[None]:
-        """Inside, every forward and probe draws the same dropout masks."""
+    def same_dropout(self, masks: bool = True) -> AbstractContextManager[None]:
+        """Inside, every forward and probe draws the same dropout masks.
+
+        Args: masks is False where no pass attacks attention, so that torch may take its fastest kernel in all of them.
+        """
         ...
 
     def step(self, norms: bool = False) -> StepStats:
@@ -152,10 +155,10 @@ class Passes:
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, torch.nan)
 
     @contextmanager
-    def same_dropout(self) -> Generator[None]:
+    def same_dropout(self, masks: bool = True) -> Generator[None]:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         before = self._dropout_state, self.module.same_dropout
-        self._dropout_state, self.module.same_dropout = (torch.get_rng_state(), cuda), True
+        self._dropout_state, self.module.same_dropout = (torch.get_rng_state(), cuda), masks
         try:
             yield
         finally:

@@ -80,7 +80,8 @@ def _terms(per_unit: Tensor, clean: Output, other: Output, batch: Batch, config:
     if batch.kind == "token":
         if config.token_mean == "rows":
             return {"asa": per_unit.sum() / batch.total_rows}
-        return {"asa": per_unit[batch.labels != IGNORE].sum() / batch.total_labels}
+        # Not by an index, whose length a GPU would have to be waited for.
+        return {"asa": torch.where(batch.labels != IGNORE, per_unit, 0.0).sum() / batch.total_labels}
     return {"asa": per_unit.sum() / batch.total_compared}
 
 

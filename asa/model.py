@@ -52,7 +52,7 @@ def joined(first: Output, second: Output) -> Output:
 class TaskModel(nn.Module):
     """`model` is exported; `adversary` (None where the method needs none) is saved beside it."""
 
-    same_dropout = False  # True while an engine gives every pass the same random state
+    same_dropout = False  # True while passes with and without masks are given the same random state
 
     def __init__(self, model: PreTrainedModel, kind: Kind, asa: ASAConfig | None = None) -> None:
         super().__init__()

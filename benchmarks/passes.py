@@ -50,7 +50,7 @@ class CountingEngine(Passes):
         loss.backward()
 
     @contextmanager
-    def same_dropout(self) -> Iterator[None]:
+    def same_dropout(self, masks: bool = True) -> Iterator[None]:
         # The random state has contents, which the tensors here lack.
         yield
 

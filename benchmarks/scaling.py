@@ -34,7 +34,7 @@ from asa.methods import MethodName
 from asa.methods.limits import check_precision
 from benchmarks.fused import attention
 from benchmarks.steps import bert_config
-from benchmarks.tables import Recorded, save
+from benchmarks.tables import Recorded, check_gpus, save
 from benchmarks.updates import Zero
 from cli import parse
 from launch.command import environment
@@ -85,10 +85,7 @@ def scaling(argv: list[str]) -> None:
 
 def check(request: ScalingConfig) -> None:
     """Raises RequestError for what cannot run here."""
-    gpus = torch.cuda.device_count()
-    if gpus and max(request.processes) > gpus:
-        raise RequestError(f"processes = {max(request.processes)}: allowed: 1 to {gpus}, one a GPU; set --processes")
-    check_precision(request.precision, cuda=gpus > 0)
+    check_precision(request.precision, cuda=check_gpus(request.processes))
     if request.precision != "fp32" and request.plain:
         raise RequestError(f"the plain engine has no {request.precision}; set --plain false, or --precision fp32")
 

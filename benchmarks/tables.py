@@ -5,13 +5,14 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import date
 from pathlib import Path
 
 import torch
 
 from asa.config import config
+from asa.errors import RequestError
 from asa.places import whole
 from asa.record import environment
 
@@ -46,6 +47,14 @@ def save(request: Recorded, name: str, argv: Sequence[str], table: str) -> None:
         sections = [*kept, f"{title}\n\n{facts()}\n\n```\n{table.strip()}\n```"]
         partial.write_text("\n\n## ".join([f"# {name}, {machine()}, {today}", *sections]) + "\n")
     print(f"in {path}", flush=True)
+
+
+def check_gpus(processes: Collection[int]) -> bool:
+    """Whether each process has a GPU of its own. Raises RequestError where some have: the table bears its name."""
+    gpus = torch.cuda.device_count()
+    if gpus and max(processes) > gpus:
+        raise RequestError(f"processes = {max(processes)}: allowed: 1 to {gpus}, one a GPU; set --processes")
+    return gpus > 0
 
 
 def machine() -> str:

@@ -1,6 +1,6 @@
 """What it costs to keep a pre-training run safe and visible: stop flag, log line, checkpoints, resuming.
 
-Two processes train as they do under the launcher, on the GPUs where there is one for each and else on the CPU; between
+Two processes train as they do under the launcher, on a GPU each where there are GPUs; between
 its steps each of the parts is timed by itself, since beside a step's own scatter a hundredth of it could not be seen.
 A CPU's kernels give the same bits every time, so the line on deterministic ones is there for GPUs only.
 """
@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import spawn
 from asa import checkpoint, dist
 from asa.config import config
 from asa.record import Record
-from benchmarks.tables import Recorded
+from benchmarks.tables import Recorded, check_gpus
 from benchmarks.tables import save as save_table
 from cli import parse
 from launch.command import free_port
@@ -61,7 +61,7 @@ def upkeep(argv: list[str]) -> None:
     request = parse(UpkeepConfig, argv, "python -m benchmarks upkeep")
     with tempfile.TemporaryDirectory() as folder:
         training = _training(request, Path(folder))
-        cuda = torch.cuda.device_count() >= request.processes
+        cuda = check_gpus((request.processes,))
         check_pretrain(training, request.processes, cuda)
         os.environ |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         # Without it cuBLAS refuses to be deterministic.

@@ -72,6 +72,7 @@ def climb(delta_RLD: Tensor, gradient_RLD: Tensor | None, where: Room, options: 
     return perturb.project(moved_RLD, where, options.ball, options.radius).requires_grad_()
 
 
-def dropout(engine: Engine, mode: Dropout) -> AbstractContextManager[None]:
-    """Inside, all passes have the same dropout masks (FreeLB, section 3.3), or each its own."""
-    return engine.same_dropout() if mode == "shared" else nullcontext()
+def dropout(engine: Engine, mode: Dropout, masks: bool = False) -> AbstractContextManager[None]:
+    """Inside, all passes have the same dropout masks (FreeLB, section 3.3), or each its own. Args: masks tells that
+    some of them attack attention."""
+    return engine.same_dropout(masks) if mode == "shared" else nullcontext()

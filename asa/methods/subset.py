@@ -13,8 +13,8 @@ from asa.model import Output
 
 
 class Subset(NamedTuple):
-    """batch: the chosen rows, with the totals of the whole step. units: which of the whole batch's labelled units they
-    hold, K indices of rows or a boolean M of masked positions."""
+    """batch: the chosen rows, with the totals of the whole step. units: indices of the whole batch's labelled units
+    they hold, K of rows or those of masked positions."""
 
     batch: Batch
     rows_K: Tensor
@@ -30,9 +30,9 @@ def choose(batch: Batch, rows_K: Tensor) -> Subset:
     place_B = torch.full((rows,), -1, device=rows_K.device)
     place_B[rows_K] = torch.arange(len(rows_K), device=rows_K.device)
     moved_M = place_B[batch.positions // length] * length + batch.positions % length
-    held_M = moved_M >= 0
-    part = replace(batch, inputs=inputs, labels=batch.labels[held_M], positions=moved_M[held_M])
-    return Subset(part, rows_K, held_M)
+    held = (moved_M >= 0).nonzero().squeeze(-1)  # once: each time a GPU is waited for
+    part = replace(batch, inputs=inputs, labels=batch.labels[held], positions=moved_M[held])
+    return Subset(part, rows_K, held)
 
 
 def of(out: Output, subset: Subset) -> Output:

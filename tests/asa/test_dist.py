@@ -77,3 +77,14 @@ def test_draws_follow_from_all_parts_of_the_seed() -> None:
         drawn.append(float(torch.rand(())))
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) == 3
+
+
+def test_a_sum_on_the_host_goes_through_the_hosts_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL, which the default group is on GPUs, refuses the tensors of an offloaded optimizer."""
+    groups: list[Any] = []
+    monkeypatch.setattr(dist, "world", lambda: 2)
+    monkeypatch.setattr(dist, "_made", ["gloo"])
+    monkeypatch.setattr(dist.torch_dist, "all_reduce", lambda tensor, group=None: groups.append(group))
+    dist.sum_(torch.ones(1))
+    dist.sum_(torch.ones(1, device="meta"))
+    assert groups == ["gloo", None]

@@ -115,6 +115,16 @@ def test_passes_that_share_their_dropout_say_so_to_attention_also_where_they_are
     )  # two passes, or one over both
 
 
+@pytest.mark.parametrize(("method", "told"), [("freelb", False), ("asa_freelb", True)])
+def test_passes_that_attack_words_alone_leave_torch_its_fastest_kernel(method: str, told: bool) -> None:
+    config = MethodsConfig()
+    module = tiny_module(asa=config.asa).train()
+    seen: list[bool] = []
+    module.register_forward_pre_hook(lambda *_: seen.append(module.same_dropout))
+    METHODS[method](config).backward(tiny_engine(module), tiny_batch(), At(0, 0))
+    assert seen == [told] * config.freelb.passes
+
+
 def test_on_a_gpu_one_kernel_draws_what_is_to_be_the_same() -> None:
     now, gpu = Pass(Perturb(), None, None, None, [], same_dropout=True), torch.device("cuda")
     with dispatch.one_kernel(now, 0.1, gpu):

@@ -5,10 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from asa.errors import RequestError
 from benchmarks.upkeep import upkeep
 from tests.pretrain.conftest import model, shards
 
 __all__ = ["model", "shards"]  # fixtures
+
+
+def test_fewer_gpus_than_processes_are_refused_and_not_passed_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(RequestError, match=r"processes = 2: allowed: 1 to 1.*set --processes"):
+        upkeep(["--data", "d", "--model", "m"])
 
 
 def test_every_part_has_its_line(
