@@ -24,7 +24,7 @@ from finetune.tasks.task import Task
 WHERE = ("tasks", "task", "data", "recipes", "models", "methods", "seeds", "out")
 HOW = ("log_every", "save_every", "worker", "overwrite", "save_model")
 ELSEWHERE = WHERE + HOW
-SCHEDULE = "random_mask.schedule"  # a file, which counts by its content
+SCHEDULE = "random_mask.schedule"  # a file, which counts by its content; another one for each task at least
 
 
 @functools.cache

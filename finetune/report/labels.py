@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from finetune.facts import SCHEDULE
 from finetune.report.collect import NO_SEED, Run, weights
 
 OWN_WEIGHTS = "one per seed"
-SCHEDULE = "random_mask.schedule"  # a file, another one for each task at least
 T = TypeVar("T")
 K = TypeVar("K")
 
