@@ -22,19 +22,17 @@ T = TypeVar("T")
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
-def parse(
-    cls: type[T], argv: Sequence[str], prog: str, positional: str = "", notes: str = "", show_defaults: bool = True
-) -> T:
+def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "", show_defaults: bool = True) -> T:
     """Read `--config FILE` and dotted overrides into `cls`, what comes later having the last word; --help and
     --print_config come with it.
 
-    Args: positional names the field that the arguments before the first flag stand for; notes end the help text;
+    Args: positional names the field that the arguments before the first flag stand for;
         show_defaults, for --print_config to print all keys. Not where something comes between defaults and what is
         given, as fine-tuning's recipes do, which a file of all keys would overrule.
     Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range; RequestError for a stray
         argument, an unknown entry or a file that holds no keys.
     """
-    values = given(cls, argv, prog, positional, notes, show_defaults)
+    values = given(cls, argv, prog, positional, show_defaults)
     try:
         return from_dict(cls, values)
     except RequestError as error:
@@ -42,11 +40,11 @@ def parse(
 
 
 def given(
-    cls: Any, argv: Sequence[str], prog: str, positional: str = "", notes: str = "", show_defaults: bool = False
+    cls: Any, argv: Sequence[str], prog: str, positional: str = "", show_defaults: bool = False
 ) -> dict[str, Any]:
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
     arguments = _bracketed(cls, _with_entries(_named(cls, list(argv), positional)))
-    parser = _Parser(prog=prog, description=cls.__doc__, epilog=notes, cls=cls, positional=positional)
+    parser = _Parser(prog=prog, description=cls.__doc__, cls=cls, positional=positional)
     parser.add_argument(
         "--config",
         action="config",

@@ -26,7 +26,7 @@ from asa import dist, manifest
 from asa.engine import Engine, State
 from asa.errors import RequestError, WorkError
 from asa.methods import Method
-from asa.places import fsync
+from asa.places import FULL, fsync, refusal
 
 KIND = "checkpoint"
 WEIGHTS, METHOD = "model.safetensors", "method.safetensors"
@@ -85,20 +85,13 @@ def _on_main(aside: Path, work: Callable[[], None]) -> None:
             work()
         except Exception as error:
             shutil.rmtree(aside, ignore_errors=True)
-            reason = _disk_error(error)
-            if reason is None:
+            found = refusal(error)
+            if found is None:
                 raise
-            raise SaveFailed(f"{aside.with_suffix('')} cannot be written: {reason}; free space or set --out") from error
+            first = "free some space" if found[0] in FULL else "mend that"
+            raise SaveFailed(f"{aside.with_suffix('')} cannot be written: {found[1]}; {first} or set --out") from error
 
     dist.on_main(attempt)
-
-
-def _disk_error(error: Exception) -> str | None:
-    """What the system says, where the disk failed; tokenizers and safetensors hide it in errors of their own."""
-    if isinstance(error, OSError):
-        return f"{error.strerror} (errno {error.errno})"
-    found = re.search(r"(\w[\w ]*) \(os error (\d+)\)", str(error))
-    return f"{found[1]} (errno {found[2]})" if found else None
 
 
 def _begin(aside: Path) -> None:

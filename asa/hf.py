@@ -60,12 +60,12 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
         check_weights(folder / name, flag)
 
 
-def check_reader(folder: Path, flag: str, length: int = 1) -> PreTrainedTokenizerBase:
+def check_reader(folder: Path, flag: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder whose rows it makes itself. Raises: as check_model and load_tokenizer; also
     where the tokenizer has ids, though of added tokens that no text may use, for which the model has no embedding."""
-    check_model(folder, flag, length)  # first: where there is no model, its tokenizer is not what is missing
+    check_model(folder, flag)  # first: where there is no model, its tokenizer is not what is missing
     tokenizer = load_tokenizer(folder, flag)
-    check_model(folder, flag, length, ids_of(tokenizer))
+    check_model(folder, flag, vocab=ids_of(tokenizer))
     return tokenizer
 
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,11 +37,19 @@ def refusal_told(path: Path, advice: str = "give the same command again") -> Gen
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:  # safetensors hides the system's refusal in an error of its own
-        reason = getattr(error, "strerror", None) or error
-        full = isinstance(error, SafetensorError) or error.errno in FULL
-        first = "free some space" if full else "mend that"
+    except (OSError, SafetensorError) as error:
+        number, reason = refusal(error) or (None, str(error))
+        first = "free some space" if number in FULL else "mend that"
         raise WorkError(f"{path} cannot be written: {reason}; {first} and {advice}") from error
+
+
+def refusal(error: Exception) -> tuple[int | None, str] | None:
+    """Number and reason of what the system refused; None for any other error. safetensors and tokenizers hide the
+    system's words in errors of their own."""
+    if isinstance(error, OSError):
+        return error.errno, error.strerror or str(error)
+    found = re.search(r"(\w[\w ]*) \(os error (\d+)\)", str(error))
+    return (int(found[2]), found[1]) if found else None
 
 
 @contextmanager

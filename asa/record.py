@@ -151,8 +151,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            events.append(json.loads(line.decode()))
-        except ValueError:  # no JSON or no UTF-8: a line may be torn inside a character
+            events.append(dict(json.loads(line.decode())))
+        except (ValueError, TypeError):  # no object, no JSON or no UTF-8: a line may be torn inside a character
             if number < len(lines):
                 raise WorkError(f"line {number} of {path} is damaged; restore the file, or remove that line") from None
     return events
@@ -161,7 +161,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def finished(path: Path) -> bool:
     """Whether the run that writes `path` came to its end."""
     events = read(path)
-    return bool(events) and events[-1]["event"] == "end"
+    return bool(events) and events[-1].get("event") == "end"
 
 
 def numbers(terms: Mapping[str, Tensor]) -> dict[str, Value]:

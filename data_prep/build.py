@@ -20,9 +20,10 @@ from data_prep.encode import storage_type
 from data_prep.extract import count_up, print_documents, write_part
 from data_prep.finished import identity, is_up_to_date
 from data_prep.parts import Part
+from data_prep.share import numbers
 from data_prep.text import write_jsonl
 from data_prep.tokenizer import Vocabulary
-from data_prep.workspace import Fruitless, Workspace, discard, workspace
+from data_prep.workspace import Fruitless, Workspace, workspace
 
 TOKENIZER = "tokenizer"  # folder in the shards
 
@@ -39,7 +40,6 @@ def build(config: BuildConfig) -> None:
     made_from = _made_from(config, vocabulary)
     kinds = {_kind(config): config.out / "shards", **({"task": config.out / "task"} if leads else {})}
     if is_up_to_date(config.out, kinds, made_from, config.overwrite):
-        discard(config.out, made_from)
         return
     with workspace(config.out, made_from, config.overwrite) as space:
         task = space.out / "task"
@@ -89,9 +89,7 @@ def _write_shards(
 
 
 def _shard(config: BuildConfig) -> tuple[int, int]:
-    index, count = map(int, config.shard.split("/"))
-    if index >= count:
-        raise RequestError(f"shard = {config.shard}: the part must be below {count}; set --shard")
+    index, count = numbers(config.shard)
     if count > 1 and config.dedup is not None:
         advice = "make documents with text --shard, join them with merge, then build from --documents"
         raise RequestError(f"shard = {config.shard}: --dedup needs all documents at once; {advice}")

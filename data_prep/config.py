@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 
 from asa.config import config
 from data_prep.assets import ASSETS
+from data_prep.share import Shard
 
 Count = Annotated[int, Field(ge=1)]
 MinChars = Annotated[int, Field(ge=1)]
@@ -40,7 +41,7 @@ class TextConfig:
     """Folder for the documents and their manifest."""
     workers: Count = 1
     """Processes that strip markup. The output is the same for any number."""
-    shard: Annotated[str, Field(pattern=r"^(0|[1-9]\d*)/[1-9]\d*$")] = "0/1"
+    shard: Shard = "0/1"
     """Part i of n, counted from 0: the parts of the input whose number leaves i when divided by n; see merge."""
     min_chars: MinChars = 40
     """Characters of plain text below which a page is dropped."""
@@ -105,7 +106,7 @@ class BuildConfig:
     """Characters of plain text below which a page is dropped."""
     workers: Count = 1
     """Processes that strip markup and make rows. The output is the same for any number."""
-    shard: Annotated[str, Field(pattern=r"^(0|[1-9]\d*)/[1-9]\d*$")] = "0/1"
+    shard: Shard = "0/1"
     """Part i of n, counted from 0, for n machines: the parts of the work whose number leaves i when divided by n; all n
     results go to merge."""
     overwrite: bool = False

@@ -16,7 +16,7 @@ from data_prep.duplicates import Flags
 from data_prep.extract import count_up, print_documents
 from data_prep.finished import identity, is_up_to_date
 from data_prep.parts import Part
-from data_prep.workspace import Workspace, discard, workspace
+from data_prep.workspace import Workspace, workspace
 
 
 def dedup(config: DedupConfig) -> None:
@@ -26,7 +26,6 @@ def dedup(config: DedupConfig) -> None:
     made_from = identity(sha256_of(settings), [folder / manifest.NAME for folder in config.inputs])
     made_from |= {"shard": "0/1", "minhash": minhash.ALGORITHM}
     if is_up_to_date(config.out, {"documents": config.out}, made_from, config.overwrite):
-        discard(config.out, made_from)
         return
     files = stored.files(config.inputs, "INPUT")
     with workspace(config.out, made_from, config.overwrite) as space:

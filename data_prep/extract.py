@@ -8,25 +8,22 @@ from typing import Any
 
 from asa import manifest
 from asa.config import sha256_of
-from asa.errors import RequestError
 from data_prep import sources
 from data_prep.config import TextConfig
 from data_prep.finished import identity, is_up_to_date
+from data_prep.share import numbers
 from data_prep.text import write_jsonl
-from data_prep.workspace import Fruitless, discard, workspace
+from data_prep.workspace import Fruitless, workspace
 
 
 def text(config: TextConfig) -> None:
     """Write OUT/documents-*.jsonl and the manifest. Raises RequestError or WorkError for bad inputs (see sources)."""
     found = sources.find(config.inputs, "INPUT")
-    index, count = map(int, config.shard.split("/"))
-    if index >= count:
-        raise RequestError(f"shard = {config.shard}: the part must be below {count}; set --shard")
+    index, count = numbers(config.shard)
     parts = sources.parts(found)
     settings = replace(config, inputs=[Path()], out=Path(), workers=1, shard="0/1", overwrite=False)
     made_from = {**identity(sha256_of(settings), found), "shard": config.shard}
     if is_up_to_date(config.out, {"documents": config.out}, made_from, config.overwrite):
-        discard(config.out, made_from)
         return
     with workspace(config.out, made_from, config.overwrite) as space:
         work = partial(write_part, config.min_chars)

@@ -11,6 +11,7 @@ from asa import manifest
 from asa.errors import RequestError, WorkError
 from data_prep import hub
 from data_prep.parts import bar
+from data_prep.workspace import discard
 
 # Raised whenever the same input would give other documents or rows than before.
 RECIPE = 5
@@ -44,7 +45,7 @@ def _hashed(sources: list[str]) -> Iterator[dict[str, str]]:
 
 
 def is_up_to_date(out: Path, parts: dict[str, Path], expected: dict[str, Any], overwrite: bool) -> bool:
-    """Whether `out` is just what would be made; False where it may be made.
+    """Whether `out` is just what would be made, then without what a killed run left beside it; False: make it.
 
     Args: parts are the folders with a manifest, `out` or inside it, by kind; the first one's facts must hold
         `expected`.
@@ -64,6 +65,7 @@ def is_up_to_date(out: Path, parts: dict[str, Path], expected: dict[str, Any], o
     else:
         if all(facts[0].get(key) == value for key, value in expected.items()):
             print(f"up to date: {out}")
+            discard(out, expected)
             return True
         if not overwrite:
             raise RequestError(f"{out} was made from other inputs or settings; set --overwrite true or another --out")

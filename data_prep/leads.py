@@ -26,10 +26,10 @@ class Lead(NamedTuple):
     topic: str
 
 
-def load(path: Path, flag: str = "--leads") -> list[Lead]:
+def load(path: Path) -> list[Lead]:
     """The leads in file order. Raises RequestError for a missing file, WorkError for other content than leads."""
     if not path.is_file():
-        raise RequestError(f"no leads file {path}; give an existing one with {flag}")
+        raise RequestError(f"no leads file {path}; give an existing one with --leads")
     try:
         entries = json.loads(path.read_bytes())
         leads = [_lead(entry) for entry in entries.values()]

@@ -2,14 +2,14 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from asa import manifest
-from asa.errors import RequestError, WorkError
+from asa.errors import WorkError
 from data_prep import stored
 from data_prep.finished import is_up_to_date
 from data_prep.shards import COUNTED, PART, total
-from data_prep.workspace import discard, workspace
+from data_prep.share import check_whole
+from data_prep.workspace import workspace
 
 _FLAG = "PART"
 
@@ -20,7 +20,7 @@ def merge_shards(parts: list[Path], out: Path, overwrite: bool) -> None:
     Raises: RequestError for parts that are no whole, or an `out` that must be left alone; WorkError for damage.
     """
     facts = [manifest.read(part / "shards", PART, _FLAG) for part in parts]
-    _check_whole(parts, facts)
+    check_whole(parts, facts, COUNTED)
     whole = {**facts[0], **total([{key: found[key] for key in COUNTED} for found in facts]), "shard": "0/1"}
     if not whole["rows"]["train"]:
         raise WorkError(f"no part has a row to train on (dropped: {whole['documents']['dropped']}); give more text")
@@ -30,7 +30,6 @@ def merge_shards(parts: list[Path], out: Path, overwrite: bool) -> None:
         for part in parts:
             manifest.read(part / "task", "task", _FLAG)
     if is_up_to_date(out, {kind: out / kind for kind in kinds}, whole, overwrite):
-        discard(out, whole)
         return
     with workspace(out, whole, overwrite) as space:
         for name, kind in kinds.items():
@@ -40,18 +39,3 @@ def merge_shards(parts: list[Path], out: Path, overwrite: bool) -> None:
         manifest.write(space.out / "shards", "shards", whole)
     rows = ", ".join(f"{split} {count:,}" for split, count in whole["rows"].items())
     print(f"{len(parts)} parts joined, rows: {rows}; written to {out}")
-
-
-def _check_whole(parts: list[Path], facts: list[dict[str, Any]]) -> None:
-    common = [{key: value for key, value in found.items() if key not in (*COUNTED, "shard")} for found in facts]
-    for part, found in zip(parts, common, strict=True):
-        if different := [key for key, value in found.items() if value != common[0].get(key)]:
-            raise RequestError(
-                f"{part} and {parts[0]} differ in {different[0]}: parts need the same inputs and settings"
-            )
-    have = [found["shard"] for found in facts]
-    count = int(have[0].partition("/")[2])
-    if missing := sorted({f"{index}/{count}" for index in range(count)} - set(have)):
-        raise RequestError(f"shard {missing[0]} is missing; make it with --shard {missing[0]} and add it as {_FLAG}")
-    if twice := [part for place, part in enumerate(parts) if have[place] in have[:place]]:
-        raise RequestError(f"{twice[0]} is a shard that is given twice or of another number; name each of {count} once")

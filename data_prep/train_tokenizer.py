@@ -18,7 +18,7 @@ from data_prep import stored, vocabularies
 from data_prep.config import TokenizerConfig
 from data_prep.finished import is_up_to_date
 from data_prep.leads import share_of
-from data_prep.workspace import discard, workspace
+from data_prep.workspace import workspace
 
 KIND = "tokenizer"
 
@@ -33,7 +33,6 @@ def train_tokenizer(config: TokenizerConfig) -> None:
         stored.facts(folder, "--documents")
     made_from = _made_from(config)
     if is_up_to_date(config.out, {KIND: config.out}, made_from, config.overwrite):
-        discard(config.out, made_from)
         return
     with workspace(config.out, made_from, config.overwrite) as space:
         tokenizer = _train(config, shape)

@@ -1,6 +1,5 @@
 """The start line of a run, and whether a run in its folder is this very one."""
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -13,7 +12,7 @@ from asa import dist, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import flat, to_dict
 from asa.errors import RequestError
-from asa.methods import METHODS, MethodsConfig, groups_read, source_sha256
+from asa.methods import METHODS, groups_read, groups_unread, source_sha256
 from finetune import state
 from finetune.config import FinetuneConfig
 from finetune.model import exported_adversary
@@ -85,7 +84,7 @@ def _plain(value: Any) -> Any:
 
 def settings(method: str, config: FinetuneConfig) -> dict[str, Any]:
     """The settings that count for runs of a method: those of other methods are left out."""
-    others = {field.name for field in dataclasses.fields(MethodsConfig)}.difference(groups_read(method))
+    others = groups_unread(method)
     if not METHODS[method](config).uses_adversary:
         others |= {"adversary"}
     return {key: value for key, value in to_dict(config).items() if key not in others and key not in ELSEWHERE}

@@ -25,14 +25,16 @@ def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, st
     """
     if unknown := sorted(set(given) - set(theirs)):
         raise RequestError(f"map.{unknown[0]}: {where} has the classes {', '.join(theirs)}; set --map")
+    exact = {name: index for index, name in enumerate(ours)}  # first, as classes may differ in case alone
     places = {_plain(name): index for index, name in enumerate(ours)}
     by_number = len(theirs) == len(ours) and (_numbered(theirs) or _numbered(ours))
     found = []
     for index, name in enumerate(theirs):
-        wanted = _plain(given.get(name, name))
+        asked = given.get(name, name)
+        wanted = _plain(asked)
         if wanted not in places and wanted in ("neutral", "contradiction") and _NOT_ENTAILED in places:
             wanted = _NOT_ENTAILED
-        place = places.get(wanted, index if by_number and name not in given else None)
+        place = exact.get(asked, places.get(wanted, index if by_number and name not in given else None))
         if place is None:
             raise RequestError(f"class {name!r} of {where} is none of {', '.join(ours)}; set --map.{name}")
         found.append(place)

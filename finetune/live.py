@@ -87,7 +87,11 @@ class Board:
         if name in self._ended:
             return self._ended[name]
         path = cell.folder / record.NAME
-        if name not in self._kept and (not path.is_file() or path.stat().st_mtime < self._began):
+        try:
+            earlier = name not in self._kept and path.stat().st_mtime < self._began
+        except FileNotFoundError:  # not begun, or its worker is just clearing the folder
+            earlier = True
+        if earlier:
             return Status("none")  # what an earlier command has left
         status = read(path, self._metrics[cell.run.task])
         if status.event in ("end", "failed"):

@@ -90,8 +90,11 @@ def _beside(folder: Path, config: MapsConfig, tokens: list[str], layers: int) ->
         raise RequestError(
             f"beside = {folder}: it splits the text into other tokens; set --beside to a model that does not"
         )
+    model = _model(folder)
+    if config.head is not None and config.head >= (heads := model.config.num_attention_heads):
+        raise RequestError(f"head = {config.head}: {folder} has heads 0 to {heads - 1}; set --head or --beside")
     with torch.no_grad():
-        attentions = _model(folder)(**inputs, output_attentions=True).attentions
+        attentions = model(**inputs, output_attentions=True).attentions
     if len(attentions) != layers:
         raise RequestError(
             f"beside = {folder}: {len(attentions)} layers, the model has {layers}; set --beside to one alike"

@@ -29,15 +29,17 @@ def usual(kind: Kind, labels: Sequence[str]) -> tuple[str, ...]:
     return ("accuracy",) if kind == "token" and not _marks_entities(labels) else USUAL[kind]
 
 
-def check_metrics(metrics: Sequence[str], kind: Kind, labels: Sequence[str], flag: str = "--task.metrics") -> None:
+def check_metrics(metrics: Sequence[str], kind: Kind, labels: Sequence[str]) -> None:
     """Raises RequestError for a metric that is not known, or not for such a task."""
     for name in metrics:
         if name not in FITTING[kind]:
-            raise RequestError(f"metrics: {name!r}, allowed for kind {kind}: {', '.join(FITTING[kind])}; set {flag}")
+            allowed = ", ".join(FITTING[kind])
+            raise RequestError(f"metrics: {name!r}, allowed for kind {kind}: {allowed}; set --task.metrics")
         if name == "f1" and len(labels) != 2:
-            raise RequestError(f"metrics: 'f1' is of two classes, there are {len(labels)}; set {flag} macro_f1")
+            raise RequestError(f"metrics: 'f1' is of two classes, there are {len(labels)}; set --task.metrics macro_f1")
         if name == "entity_f1" and not _marks_entities(labels):
-            raise RequestError(f"metrics: 'entity_f1' wants labels O, B-..., I-... (E-..., S-...); set {flag} accuracy")
+            labels_wanted = "labels O, B-..., I-... (E-..., S-...)"
+            raise RequestError(f"metrics: 'entity_f1' wants {labels_wanted}; set --task.metrics accuracy")
 
 
 def _marks_entities(labels: Sequence[str]) -> bool:

@@ -6,15 +6,18 @@ from asa.errors import RequestError
 from finetune.tasks.task import Label, Split
 
 
-def questions(splits: dict[str, Split], names: Sequence[str], positive: str) -> dict[str, Split]:
-    """Every split as `ranked` gives it. Raises: RequestError for a class that is not among names, or rows no two of
-    which make a question."""
+def questions(splits: dict[str, Split], names: Sequence[str], positive: str) -> tuple[dict[str, Split], dict[str, int]]:
+    """Every split as `ranked` gives it, and of which how many rows are left out.
+
+    Raises: RequestError for a class that is not among names, or rows no two of which make a question.
+    """
     if positive not in names:
         raise RequestError(f"task.ranked = {positive!r}, allowed: {', '.join(names)}; set --task.ranked")
-    found = {name: ranked(split, names.index(positive))[0] for name, split in splits.items()}
-    if empty := [name for name, split in found.items() if not len(split)]:
+    found = {name: ranked(split, names.index(positive)) for name, split in splits.items()}
+    if empty := [name for name, (split, _) in found.items() if not len(split)]:
         raise RequestError(f"no two rows of {empty[0]} make a question; give others, or leave --task.ranked out")
-    return found
+    left_out = {name: count for name, (_, count) in found.items() if count}
+    return {name: split for name, (split, _) in found.items()}, left_out
 
 
 def ranked(split: Split, positive: int) -> tuple[Split, int]:

@@ -13,7 +13,7 @@ import torch
 
 from asa import record
 from asa.errors import RequestError, WorkError
-from asa.places import check_folder
+from asa.places import check_folder, whole
 from asa.record import Record
 from finetune.attack import Worst
 from finetune.evaluation_config import RobustnessConfig
@@ -131,9 +131,9 @@ def _compare(
         ids = np.array([task.splits[config.split].ids[row] for row in rows], dtype=np.str_)
         arrays = {"clean": worst.clean_E, "reached": worst.reached_SE, "resisted": worst.resisted_E}
         found = {name: tensor.numpy() for name, tensor in arrays.items()}
-        np.savez_compressed(
-            folder / EXAMPLES, allow_pickle=False, ids=ids, radius=radius_E, increase=worst.increase_E.numpy(), **found
-        )
+        found |= {"radius": radius_E, "increase": worst.increase_E.numpy()}
+        with whole(folder / EXAMPLES) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, ids=ids, **found)
         end = {**_summary(worst, radius_E), "seconds": round(time.perf_counter() - began, 3)}
         log.end(end)
     return end

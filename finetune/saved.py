@@ -1,8 +1,10 @@
 """Models with a head, as runs and others have saved them."""
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +41,7 @@ class Saved(NamedTuple):
     config: dict[str, Any]
     start_sha256: str | None = None  # of the weights that the run began with
     trained: tuple[str, ...] = ()  # sha256 of the files, or names on the hub, of all rows that trained it
+    held_out: Mapping[str, str] = MappingProxyType({})  # sha256 of the rows of dev and test that were held out of these
 
     @property
     def name(self) -> str:
@@ -52,7 +55,7 @@ def finished(folder: Path, flag: str) -> tuple[dict[str, Any], dict[str, Any]]:
     events = record.read(folder / record.NAME)
     if not events:
         raise RequestError(f"{folder} has no {record.NAME}; give the folder of a finished run by {flag}")
-    if events[-1]["event"] != "end":
+    if events[-1].get("event") != "end":
         raise RequestError(f"{folder} is an unfinished run; finish it, or give another by {flag}")
     return events[0], events[-1]
 
@@ -77,10 +80,12 @@ def find(path: Path, flag: str) -> Saved:
     labels = tuple(names[index] for index in sorted(names))
     made = {name: facts.get(name) for name in ("method", "seed")}
     config = facts.get("config", {})
-    name = facts.get("model") or folder.name
+    name = facts.get("model") or Path(os.path.abspath(folder)).name  # that of "." is empty
     trained_on, length, start = facts.get("task"), config.get("length"), facts.get("inputs", {}).get("model_sha256")
-    read = {"start_sha256": start, "trained": tuple(facts.get("task_facts", {}).get("trained", ()))}
-    return Saved(folder, kind, labels, name, **made, trained_on=trained_on, length=length, config=config, **read)
+    known = facts.get("task_facts", {})
+    rows = {"trained": tuple(known.get("trained", ())), "held_out": known.get("held_out_sha256", {})}
+    run = {"trained_on": trained_on, "length": length, "config": config, "start_sha256": start}
+    return Saved(folder, kind, labels, name, **made, **run, **rows)
 
 
 def _kind(shape: Any, folder: Path, flag: str) -> Kind:
@@ -124,31 +129,32 @@ def tasks_of(request: TaskRequest, models: Sequence[Saved], out: Path, split: st
 
     One that a model was trained on is split as the model's run has split it (holdout, paper_compat): else rows that it
     was trained on would be scored.
-    Raises: RequestError for a task of one's own beside standard ones, and where rows of `split` have trained a model by
-        way of another task; else as the loader.
+    Raises: RequestError for a task of one's own beside standard ones, and where rows of `split` may have trained a
+        model; else as the loader.
     """
     found = []
     for spec in chosen(request.tasks, request.task):
         task = load(spec, _asked(request, out, {}))
-        for saved in models:
-            _check_unseen(saved, task, split)
-        known: dict[str, Task] = {}
+        known: dict[str, Task] = {str({}): task}
+        seen = []
         for saved in models:
             own = _splitting(saved, task.name)
             if str(own) not in known:
-                known[str(own)] = load(spec, _asked(request, out, own)) if own else task
-        found.append([known[str(_splitting(saved, task.name))] for saved in models])
+                known[str(own)] = load(spec, _asked(request, out, own))
+            seen.append(known[str(own)])
+            _check_unseen(saved, seen[-1], split)
+        found.append(seen)
     return found
 
 
 def _check_unseen(saved: Saved, task: Task, split: str) -> None:
-    """Raises: RequestError where the split is held out of files that have trained the model as rows of another task, of
-    which it was not held out."""
-    held = split in task.facts.get("held_out", ()) and saved.trained_on != task.name
-    if held and set(saved.trained) & set(task.facts["trained"]):
+    """Raises: RequestError where the split is held out of files that have trained the model, of which these very rows
+    were not held out then: it was another task's, or the task had other files or columns."""
+    held = task.facts.get("held_out_sha256", {}).get(split)
+    if held and held != saved.held_out.get(split) and set(saved.trained) & set(task.facts["trained"]):
         raise RequestError(
             f"{saved.folder} was trained on rows of {task.name}, whose {split} is held out of them; leave out the model"
-            " or the task, or give test rows of their own by --task.test"
+            " or the task, describe the task as its run did, or give test rows of their own by --task.test"
         )
 
 

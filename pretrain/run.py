@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from asa import checkpoint, dist
 from asa.config import to_dict
 from asa.engine import Engine
 from asa.hf import checkpoint_activations
-from asa.methods import METHODS, Method, MethodsConfig, groups_read
+from asa.methods import METHODS, Method, groups_unread
 from asa.record import environment
 from asa.rtd import ReplacedTokenModel
 from asa.tokenizer import load_tokenizer
@@ -99,7 +99,7 @@ def save(run: Run, seconds: float) -> None:
 
 def facts_of(run: Run) -> dict[str, Any]:
     """The first line of the record, without the settings of other methods."""
-    others = {field.name for field in fields(MethodsConfig)}.difference(groups_read(run.config.method))
+    others = groups_unread(run.config.method)
     return {
         "stage": "pretrain",
         "objective": run.config.objective,

@@ -25,13 +25,8 @@ FILES = sorted(path for path in ROOT.rglob("*.yaml") if path.relative_to(ROOT).p
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_a_config_is_valid_and_every_key_in_it_says_something(path: Path) -> None:
-    written = yaml.safe_load(path.read_text())
-    resolved = to_dict(from_dict(STAGES[path.relative_to(ROOT).parts[0]], written))
-    for key, value in written.items():
-        assert key in resolved
-        if not isinstance(value, dict | list):
-            assert resolved[key] == value or str(resolved[key]) == str(value), key
+def test_a_config_is_valid(path: Path) -> None:
+    from_dict(STAGES[path.relative_to(ROOT).parts[0]], yaml.safe_load(path.read_text()))
 
 
 TASKS = sorted(path.stem for path in (ROOT / "task").glob("*.yaml"))

@@ -41,7 +41,7 @@ PROVEN = {
     "SampleConfig.assets": "data_prep/test_sample.py::test_an_unknown_asset_is_a_wrong_request",
     "TextConfig.overwrite": "data_prep/test_extract.py::"
     "test_files_that_no_manifest_lists_are_neither_read_nor_replaced",
-    "TextConfig.workers": "data_prep/test_parts.py::test_sigkill_twice_and_the_same_bytes",
+    "TextConfig.workers": "data_prep/test_extract.py::test_shards_merge_into_the_bytes_of_one_run",
     "TokenizerConfig.overwrite": "data_prep/test_tokenizer.py::"
     "test_a_trained_vocabulary_is_reused_refused_and_replaced",
     "VerifyConfig.model": "data_prep/test_check.py::test_another_vocabulary_is_found",
@@ -53,7 +53,7 @@ PROVEN = {
     "test_a_checkpoint_that_cannot_be_written_ends_the_run_or_not_as_configured",
     "PretrainConfig.wandb": "pretrain/test_run.py::test_weights_and_biases_without_its_package",
     "RTDConfig.generator": "pretrain/test_rtd.py::test_an_exported_pair_is_where_the_next_run_starts",
-    "MethodsConfig.outside": "asa/test_adding.py::test_its_commands_are_requests_and_carry_its_settings",
+    "MethodsConfig.outside": "finetune/test_together.py::test_a_failed_run_holds_no_memory_while_others_are_made",
     "random_mask.schedule": "asa/test_random_mask.py::test_shares_follow_the_schedule_step_by_step_and_layer_by_layer",
     "FinetuneConfig.adversary": "finetune/test_loop.py::"
     "test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one",
@@ -71,7 +71,7 @@ PROVEN = {
     "MapsConfig.layers": "finetune/test_maps.py::test_a_second_models_attention_stands_beside",
     "ReportConfig.repeated": "finetune/test_report.py::test_weights_trained_anew_for_every_seed_are_one_model",
     "ScoreConfig.batch": "test_knobs_data.py::test_rows_of_a_pass_are_those_that_were_asked_for",
-    "ScoreConfig.data": "finetune/test_real_tasks.py::test_every_row_is_there_and_a_few_are_trained_on",
+    "ScoreConfig.data": "test_knobs_data.py::test_attacks_and_scores_read_standard_tasks_where_they_are_told",
     "ScoreConfig.length": "finetune/test_score.py::test_a_run_scored_on_its_own_task_gives_what_it_recorded",
     "ScoreConfig.map": "test_knobs_data.py::test_classes_that_are_one_are_merged_as_asked_for",
     "ScoreConfig.merge": "test_knobs_data.py::test_classes_that_are_one_are_merged_as_asked_for",
@@ -80,9 +80,9 @@ PROVEN = {
     "SubmitConfig.partial": "finetune/test_submit.py::test_missing_tasks_are_told_and_nothing_is_written",
     "RobustnessConfig.batch": "finetune/test_robustness.py::test_answers_that_a_row_has_not_take_no_part",
     "RobustnessConfig.map": "finetune/test_robustness.py::test_classes_without_names_in_common_are_mapped",
-    "RobustnessConfig.data": "test_knobs_data.py::test_the_attack_takes_standard_tasks_from_where_it_is_told",
+    "RobustnessConfig.data": "test_knobs_data.py::test_attacks_and_scores_read_standard_tasks_where_they_are_told",
     "RobustnessConfig.overwrite": "test_knobs_data.py::test_overwrite_lets_other_settings_take_a_folder",
-    "RobustnessConfig.tasks": "test_knobs_data.py::test_the_attack_takes_standard_tasks_from_where_it_is_told",
+    "RobustnessConfig.tasks": "test_knobs_data.py::test_attacks_and_scores_read_standard_tasks_where_they_are_told",
     "Source.keys": "test_knobs_data.py::test_files_are_where_a_source_says_and_its_keys_hold_there",
     "HubSource.config": "test_knobs_data.py::test_a_place_on_the_hub_is_asked_for_as_its_settings_say",
     "HubSource.revision": "test_knobs_data.py::test_a_place_on_the_hub_is_asked_for_as_its_settings_say",
@@ -197,9 +197,23 @@ def test_no_setting_is_without_a_proof_and_no_proof_without_a_setting() -> None:
 @pytest.mark.parametrize("setting", PROVEN)
 def test_the_test_that_is_named_is_there_and_speaks_of_the_setting(setting: str) -> None:
     file, name = PROVEN[setting].split("::")
-    text = (ROOT / file).read_text()
-    assert name in {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
-    assert re.search(rf"\b{setting.rpartition('.')[2]}\b", text)
+    said = spoken((ROOT / file).read_text(), name).replace("--dry-run", "--dry_run")
+    assert re.search(rf"\b{setting.rpartition('.')[2]}\b", said)
+
+
+def spoken(text: str, name: str) -> str:
+    """A test's source, with that of the tables, fixtures and helpers of its file which it uses."""
+    lines, parts = text.splitlines(), dict[str, str]()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            parts[node.name] = "\n".join(
+                lines[min(d.lineno for d in [node, *node.decorator_list]) - 1 : node.end_lineno]
+            )
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            parts[ast.unparse(target)] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+    own = parts[name]
+    return "\n".join([own, *(parts[word] for word in set(re.findall(r"\w+", own)) & parts.keys() - {name})])
 
 
 @pytest.mark.parametrize(

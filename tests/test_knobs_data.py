@@ -168,17 +168,14 @@ def test_classes_that_are_one_are_merged_as_asked_for(place: Path, tmp_path: Pat
     assert found[0] != found[2]
 
 
-def test_the_attack_takes_standard_tasks_from_where_it_is_told(place: Path, tmp_path: Path) -> None:
-    models = {"one": place / "runs" / "colours" / "tiny-vanilla-0"}
-    asked = {
-        "models": models,
-        "reference": "one",
-        "tasks": ["sst2"],
-        "data": tmp_path / "here",
-        "out": tmp_path / "out",
-    }
-    with pytest.raises(RequestError, match=r"task 'sst2' has no files: there is no .*/here/SST-2"):
-        robustness(from_dict(RobustnessConfig, asked))
+def test_attacks_and_scores_read_standard_tasks_where_they_are_told(place: Path, tmp_path: Path) -> None:
+    run = place / "runs" / "colours" / "tiny-vanilla-0"
+    asked = {"tasks": ["sst2"], "data": tmp_path / "here", "out": tmp_path / "out"}
+    told = r"task 'sst2' has no files: there is no .*/here/SST-2"
+    with pytest.raises(RequestError, match=told):
+        robustness(from_dict(RobustnessConfig, {**asked, "models": {"one": run}, "reference": "one"}))
+    with pytest.raises(RequestError, match=told):
+        score.score_all(from_dict(ScoreConfig, {**asked, "models": [run]}))
 
 
 def test_a_place_on_the_hub_is_asked_for_as_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, cast
 
 from pydantic import AfterValidator
 
+from asa.config import did_you_mean
 from asa.manifest import file_sha256
 from asa.methods.alum import ALUM
 from asa.methods.asa import ASA
@@ -33,7 +34,7 @@ from asa.methods.vanilla import Vanilla
 from asa.methods.vat import VAT
 from asa.methods.yopo import YOPO
 
-__all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig", "groups_read", "source_sha256"]
+__all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig", "groups_read", "groups_unread", "source_sha256"]
 
 METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
     "vanilla": lambda config: Vanilla(),
@@ -68,8 +69,7 @@ def _known(name: str) -> str:
     if colon:
         METHODS[name] = _outside(module, builder)
         return name
-    near = difflib.get_close_matches(name, METHODS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(difflib.get_close_matches(name, METHODS, n=1))
     raise ValueError(f"no method {name!r}; {hint}allowed: {', '.join(METHODS)}, or MODULE:BUILDER for one of your own")
 
 
@@ -97,6 +97,11 @@ def groups_read(name: str) -> tuple[str, ...]:
     if ":" in name:
         return tuple(field.name for field in dataclasses.fields(MethodsConfig))
     return _GROUPS.get(name, (name,))
+
+
+def groups_unread(name: str) -> set[str]:
+    """The groups of MethodsConfig that are other methods' alone."""
+    return {field.name for field in dataclasses.fields(MethodsConfig)}.difference(groups_read(name))
 
 
 def source_sha256(name: str) -> str | None:

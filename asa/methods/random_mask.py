@@ -110,7 +110,7 @@ def heaviest(share: float, pad_BL: Tensor) -> Callable[[Site], Tensor]:
 
 def read_schedule(path: Path) -> tuple[Tensor, Tensor]:
     """Steps and masked shares (one row a step, one column a layer) that an ASA run logged. Raises RequestError."""
-    lines = [event for event in record.read(path) if event["event"] == "train" and "masked_share" in event]
+    lines = [event for event in record.read(path) if event.get("event") == "train" and "masked_share" in event]
     if not lines:
         raise RequestError(f"{path} records no masked share; set --random_mask.schedule to an ASA run's metrics.jsonl")
     if len({len(line["masked_share"]) for line in lines}) > 1:

@@ -141,8 +141,8 @@ def weights(run: Run) -> str:
 
 def _read(path: Path, name: str) -> Run:
     events = record.read(path)
-    facts = events[0] if events and events[0]["event"] == "start" else {}
-    by_kind = {kind: [event for event in events if event["event"] == kind] for kind in ("train", "eval", "end")}
+    facts = events[0] if events and events[0].get("event") == "start" else {}
+    by_kind = {kind: [event for event in events if event.get("event") == kind] for kind in ("train", "eval", "end")}
     return Run(name, path.parent, facts, by_kind["train"], by_kind["eval"], (by_kind["end"] or [None])[-1])
 
 

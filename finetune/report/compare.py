@@ -6,12 +6,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import permutation_test
 
+from finetune.predictions import FOLDER
 from finetune.report.collect import Run
 from finetune.report.examples import RESAMPLES, parts, resampled
 from finetune.report.labels import grouped
 from finetune.report.rows import Row
 
-PREDICTIONS = "predictions/test.npz"  # in a run's folder
+PREDICTIONS = f"{FOLDER}/test.npz"  # in a run's folder
 FLIPS = 9_999  # random flips of sign where there are too many to take all
 
 

@@ -42,7 +42,7 @@ def added(other: str, task: TaskConfig, names: list[str], config: FinetuneConfig
 
 
 def split_of(task: TaskConfig, raw: Raw, names: list[str]) -> Split:
-    return Split([str(number) for number in range(len(raw.texts))], raw.texts, indexed(task, raw, names))
+    return Split([str(number) for number in raw.numbers], raw.texts, indexed(task, raw, names))
 
 
 def unseen(rows: Sequence[Added], others: Iterable[Split]) -> list[Added]:

@@ -78,11 +78,16 @@ def words(task: TaskConfig, row: Row, column: str, key: str) -> list[Any]:
 
 
 def _pieces(text: str, key: str) -> Any:
-    """The words of a cell; None where it begins as a list of JSON does and is none. Only in a text may [ be a word."""
+    """The words of a cell; None where it begins as a list of JSON does and is none. Only in a text may [ be a word, and
+    there `[ 1 ]` is three of them and no list."""
+    if not text.startswith("["):
+        return text.split()
     try:
-        return listed(text) if text.startswith("[") else text.split()
+        found = listed(text)
     except ValueError:
-        return text.split() if key == "text" and text.split()[0] == "[" else None
+        found = None
+    bracket = key == "text" and text.split()[0] == "["
+    return text.split() if bracket and not all(isinstance(word, str) for word in found or [None]) else found
 
 
 def listed(text: str) -> Any:

@@ -13,6 +13,7 @@ NOTES = {
     "chosen": "scored and also among the rows that choose the epoch",
     "dropped": "left out, without a label or a part of their columns",
     "joined": "joined, of several lines each",
+    "unasked": "left out, in no question with one right answer among several",
     "seen": "left out of the added rows, as they choose or are scored",
 }
 
@@ -81,3 +82,8 @@ def content_sha256(
     for name, split in splits.items():
         digest.update(json.dumps([name, split.ids, split.texts, split.labels]).encode())
     return digest.hexdigest()
+
+
+def rows_sha256(split: Split) -> str:
+    """Of which rows of its files these are, and of what is read of them."""
+    return hashlib.sha256(json.dumps([split.ids, split.texts]).encode()).hexdigest()

@@ -174,9 +174,10 @@ def _parquet(path: Path) -> Iterator[Found]:
 
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            for values in batch.to_pylist():
-                number += 1
-                yield number, values
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            for batch in parquet.ParquetFile(file).iter_batches():
+                for values in batch.to_pylist():
+                    number += 1
+                    yield number, values
     except pyarrow.ArrowException as error:
         raise WorkError(f"{path} is damaged or no parquet file: {error}") from None

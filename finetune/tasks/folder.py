@@ -1,67 +1,79 @@
 """Read a task folder: task.json, one SPLIT.jsonl each (id, text, label) and the manifest that says it is complete."""
 
 import json
+import re
 from pathlib import Path
 
 from asa import manifest
 from asa.errors import RequestError
 from finetune.metrics import USUAL
+from finetune.tasks.spec import NAME
 from finetune.tasks.task import Split, Task
 
 SPLITS = ("train", "dev", "test")
+FLAG = "--task.folder"
 
 
-def load(folder: Path, flag: str = "--task.folder") -> Task:
+def load(folder: Path) -> Task:
     """Read and verify a task folder, every byte hashed.
 
     Raises: RequestError where it is no task folder, of another kind than classification, or a row is wrong;
         WorkError where a file is damaged.
     """
-    manifest.verify(folder, "task", flag)
-    facts = _facts(folder, flag)
-    splits = {name: _split(folder / f"{name}.jsonl", len(facts["labels"]), flag) for name in SPLITS}
+    manifest.verify(folder, "task", FLAG)
+    facts = _facts(folder)
+    splits = {name: _split(folder / f"{name}.jsonl", len(facts["labels"])) for name in SPLITS}
     sha256 = manifest.file_sha256(folder / manifest.NAME)
     return Task(facts["name"], facts["kind"], facts["labels"], USUAL[facts["kind"]], splits, sha256)
 
 
-def _facts(folder: Path, flag: str) -> dict:
+def _facts(folder: Path) -> dict:
     path = folder / "task.json"
-    facts = json.loads(path.read_text()) if path.is_file() else {}
-    missing = [key for key in ("name", "kind", "labels") if key not in facts]
+    try:
+        facts = json.loads(path.read_bytes()) if path.is_file() else {}
+    except ValueError as error:
+        raise RequestError(f"{path} is no JSON ({error}); mend it or set {FLAG}") from None
+    missing = [key for key in ("name", "kind", "labels") if not isinstance(facts, dict) or key not in facts]
     if missing:
-        raise RequestError(f"{path} has no {missing[0]!r}; it must hold name, kind and labels, mend it or set {flag}")
+        raise RequestError(f"{path} has no {missing[0]!r}; it must hold name, kind and labels, mend it or set {FLAG}")
+    name, labels = facts["name"], facts["labels"]
+    if not (isinstance(name, str) and re.fullmatch(NAME, name)):
+        allowed = "up to 100 letters, digits, _, . and -, the first neither . nor -"
+        raise RequestError(f"{path}: name {name!r:.60}, allowed: {allowed}; mend it or set {FLAG}")
     if facts["kind"] != "classification":
-        raise RequestError(f"{path}: kind {facts['kind']!r}, allowed: 'classification'; give another task by {flag}")
-    if len(facts["labels"]) < 2:
-        raise RequestError(f"{path}: labels {facts['labels']!r}, allowed: two or more; mend it or set {flag}")
+        raise RequestError(f"{path}: kind {facts['kind']!r}, allowed: 'classification'; give another task by {FLAG}")
+    if not (isinstance(labels, list) and all(isinstance(one, str) for one in labels) and len(labels) >= 2):
+        raise RequestError(f"{path}: labels {labels!r:.60}, allowed: two names or more; mend it or set {FLAG}")
+    if len(set(labels)) < len(labels):
+        raise RequestError(f"{path}: labels {labels!r:.60}, allowed: each once; mend it or set {FLAG}")
     return facts
 
 
-def _split(path: Path, classes: int, flag: str) -> Split:
+def _split(path: Path, classes: int) -> Split:
     if not path.is_file():
-        raise RequestError(f"no file {path}; a task has {', '.join(f'{name}.jsonl' for name in SPLITS)}, set {flag}")
+        raise RequestError(f"no file {path}; a task has {', '.join(f'{name}.jsonl' for name in SPLITS)}, set {FLAG}")
     ids, texts, labels = [], [], []
-    with path.open() as file:
-        for number, line in enumerate(file, 1):
-            text, label = _row(line, f"{path}:{number}", classes, flag)
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            text, label = _row(line, f"{path}:{number + 1}", classes)
             ids.append(str(number))
             texts.append((text,))
             labels.append(label)
     if not labels:
-        raise RequestError(f"{path} has no rows; fill it or set {flag}")
+        raise RequestError(f"{path} has no rows; fill it or set {FLAG}")
     return Split(ids, texts, labels)
 
 
-def _row(line: str, where: str, classes: int, flag: str) -> tuple[str, int]:
+def _row(line: bytes, where: str, classes: int) -> tuple[str, int]:
     try:
         row = json.loads(line)
         text, label = row["text"], row["label"]
     except (ValueError, KeyError, TypeError):
-        raise RequestError(f"{where}: no JSON object with text and label; mend it or set {flag}") from None
+        raise RequestError(f"{where}: no JSON object in UTF-8 with text and label; mend it or set {FLAG}") from None
     if not isinstance(text, str):
-        raise RequestError(f"{where}: text {text!r} is no string; mend it or set {flag}")
+        raise RequestError(f"{where}: text {text!r} is no string; mend it or set {FLAG}")
     if text != text.encode(errors="replace").decode():
-        raise RequestError(f"{where}: text {text!r} holds half of a character; mend it or set {flag}")
+        raise RequestError(f"{where}: text {text!r} holds half of a character; mend it or set {FLAG}")
     if type(label) is not int or not 0 <= label < classes:
-        raise RequestError(f"{where}: label {label!r}, allowed: 0 <= label < {classes}; mend it or set {flag}")
+        raise RequestError(f"{where}: label {label!r}, allowed: 0 <= label < {classes}; mend it or set {FLAG}")
     return text, label

@@ -12,9 +12,9 @@ from finetune.ranking import questions
 from finetune.tasks import folder
 from finetune.tasks.added import added, split_of, unseen
 from finetune.tasks.cells import flag
-from finetune.tasks.facts import content_sha256, facts_of
+from finetune.tasks.facts import content_sha256, facts_of, rows_sha256
 from finetune.tasks.labels import classes
-from finetune.tasks.places import read_files, settled, supply, training
+from finetune.tasks.places import blind, read_files, settled, supply, training
 from finetune.tasks.rows import FIELD, Raw, read
 from finetune.tasks.spec import NAME, TaskConfig, named
 from finetune.tasks.split import arranged, subset, taken
@@ -50,13 +50,15 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     metrics = task.metrics or usual(kind, names)
     check_metrics(metrics, kind, names)
     scored = _split_subsets(task, raws, {name: split_of(task, raw, names) for name, raw in raws.items()})
+    unasked: dict[str, int] = {}
     if task.ranked:
-        scored = questions(scored, names, task.ranked)
+        scored, unasked = questions(scored, names, task.ranked)
         kind, names, metrics = "choice", [], usual("choice", [])
     others = [added(other, task, names, config) for other in task.also]
     if others:
         mine = {name: split for name, split in arranged(scored, [], config).items() if name != "train"}
-        others = unseen(others, mine.values())
+        # Without training rows of its own a task has no dev yet, but that file will choose.
+        others = unseen(others, [*mine.values(), *(scored[name] for name in ("dev",) if name in scored)])
     splits = arranged(scored, [one.split for one in others], config)
     paths = [*read_files(task, config), *(path for one in others for path in one.files)]
     hashes = {str(path): manifest.file_sha256(path) for path in dict.fromkeys(paths)}
@@ -64,8 +66,10 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     facts = facts_of(splits, names, hashes, {name: raw.dropped for name, raw in read_.items()})
     facts["joined"] = {name: raw.joined for name, raw in read_.items() if raw.joined}
     facts["seen"] = {one.name: one.seen for one in others if one.seen}
+    facts["unasked"] = unasked
     facts["trained"] = _trained(task, hashes, config)
-    facts["held_out"] = taken(scored, config) if "train" in splits else []
+    held = taken(scored, config) if "train" in splits else []
+    facts["held_out_sha256"] = {name: rows_sha256(splits[name]) for name in held}
     return Task(task.name, kind, names, metrics, splits, content_sha256(kind, names, metrics, splits, hashes), facts)
 
 
@@ -91,13 +95,15 @@ def _trained(task: TaskConfig, hashes: dict[str, str], config: FinetuneConfig) -
 def _labelled(split: str) -> bool | None:
     """Whether a split has labels; None: where its first row has the column, which those of a test server may fill with
     numbers that are no class (GLUE on the hub)."""
-    return False if re.fullmatch("submit(-.+)?", split) else LABELLED.get(split)
+    return False if blind(split) else LABELLED.get(split)
 
 
 def _check(task: TaskConfig) -> None:
     clash = OWN & set(task.extra)
     if clash:
         raise RequestError(f"task.extra names {sorted(clash)[0]!r}, which has a key of its own; name it otherwise")
+    if task.labels and task.kind in ("regression", "choice"):
+        raise RequestError(f"task.labels is {', '.join(task.labels)}, kind {task.kind} has no classes; leave it out")
     strange = sorted(set(task.spellings.values()) - set(task.labels)) if task.labels else []
     if len(set(task.labels)) < len(task.labels) or len(task.labels) == 1 or strange:
         what = f"task.spellings names class {strange[0]!r}" if strange else f"task.labels is {', '.join(task.labels)}"
@@ -139,8 +145,10 @@ def _check_names(names: Iterable[str], flag: str, where: str = "") -> None:
 def _split_subsets(task: TaskConfig, raws: dict[str, Raw], splits: dict[str, Split]) -> dict[str, Split]:
     """The splits, and one for each value of the column `subsets` among the rows that are scored."""
     scored = next((name for name in ("test", "dev") if name in raws), None)
-    if not task.subsets or scored is None:
+    if not task.subsets:
         return splits
+    if scored is None:
+        raise RequestError("task.subsets are parts of a file that is scored; give one by --task.test or --task.dev")
     values = raws[scored].subsets
     if len(values) < len(splits[scored]):
         raise RequestError(f"{raws[scored].rows[0].path} has no column {task.subsets!r}; set {flag(task, 'subsets')}")

@@ -75,8 +75,8 @@ def supply(task: TaskConfig, config: FinetuneConfig) -> dict[str, Iterator[Row]]
 
 def _rows(task: TaskConfig, split: str, paths: tuple[Path, ...]) -> Iterator[Row]:
     """Only labelled files may go without the first line of names: those of test servers have their own."""
-    header = () if split == "submit" else task.header
-    named = flag(task, split)
+    header = () if blind(split) else task.header
+    named = flag(task, split if split in FILES else f"extra.{split}")
     for path in paths:
         some = False
         for row in files.rows(path, task.format, named, header, task.entry, task.broken == "mend"):
@@ -84,6 +84,11 @@ def _rows(task: TaskConfig, split: str, paths: tuple[Path, ...]) -> Iterator[Row
             yield row
         if not some:
             raise RequestError(f"{path} has no rows; fill it or set {named}")
+
+
+def blind(split: str) -> bool:
+    """Whether these are rows of a test server: submit, or submit-NAME."""
+    return split == "submit" or split.startswith("submit-")
 
 
 def read_files(task: TaskConfig, config: FinetuneConfig) -> list[Path]:

@@ -16,7 +16,8 @@ FIELD = r"\{([^{}]+)\}"  # a column's place in a form
 
 class Raw(NamedTuple):
     """Rows whose classes have no index yet. labels: None where the files have none. subsets: the column of that name.
-    dropped: rows left out for want of a label or of columns. joined: rows that stood on several lines."""
+    dropped: rows left out for want of a label or of columns. joined: rows that stood on several lines. numbers: of each
+    row among all of its files, from 0, those left out counted."""
 
     rows: list[Row]
     texts: list[Any]
@@ -24,14 +25,15 @@ class Raw(NamedTuple):
     subsets: list[str]
     dropped: int
     joined: int
+    numbers: list[int]
 
 
 def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
     """Args: labelled, None: whether the first row has the column. Raises: RequestError for a row that does not fit."""
-    rows, texts, labels, subsets = [], [], [], []
+    rows, texts, labels, subsets, numbers = [], [], [], [], []
     dropped, joined, seen = 0, 0, set()
     row = None
-    for row in found:
+    for number, row in enumerate(found):
         joined += row.lines > 1
         if row.lines == 0:
             dropped += 1
@@ -51,13 +53,14 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
         _check_row(task, row, text, label)
         # The columns are done with; kept, they would be most of the memory of a large set.
         rows.append(Row(row.path, row.number, {}))
+        numbers.append(number)
         texts.append(text)
         labels.append(label)
         subsets += [string(task, row, task.subsets, "subsets")] if task.subsets and has(row, task.subsets) else []
     if not rows:
         where = f"no row of {row.path} has a label in column {task.label!r}" if row else "a split has no rows"
         raise RequestError(f"{where}; give others, or set {flag(task, 'label')}")
-    return Raw(rows, texts, labels if labelled else None, subsets, dropped, joined)
+    return Raw(rows, texts, labels if labelled else None, subsets, dropped, joined, numbers)
 
 
 def _unlabelled(task: TaskConfig, row: Row) -> bool:

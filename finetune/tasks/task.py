@@ -39,8 +39,3 @@ class Task:
     splits: dict[str, Split]
     sha256: str
     facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def scored(self) -> dict[str, Split]:
-        """The splits a run is scored on once, at its end: test and those further ones that have labels."""
-        return {k: v for k, v in self.splits.items() if k not in ("train", "dev") and v.labels is not None}

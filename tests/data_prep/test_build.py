@@ -152,6 +152,10 @@ def test_machines_share_a_build(
     capsys.readouterr()
     assert run("merge", paths[0], tmp_path / "other", paths[2], "--out", tmp_path / "more") == 2
     assert "config_sha256" in one_line(capsys)
+    assert run("build", *build_argv("half", **flags, shard="1/2")) == 0
+    capsys.readouterr()
+    assert run("merge", paths[0], tmp_path / "half", paths[2], "--out", tmp_path / "more") == 2
+    assert "all must be of 3" in one_line(capsys)
     assert run("build", *build_argv("more", shard="3/3")) == 2
     assert "--shard" in one_line(capsys)
     assert not (tmp_path / "more").exists()

@@ -51,16 +51,14 @@ def write_model(folder: Path, **shape: Any) -> Path:
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(folder)
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(WORDS),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-        initializer_range=0.2,
-        **shape,
-    )
+    usual: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    usual |= {"max_position_embeddings": 32, "initializer_range": 0.2}
+    config = BertConfig(vocab_size=len(WORDS), **(usual | shape))
     BertForMaskedLM(config).save_pretrained(folder)
     return folder
 

@@ -14,6 +14,7 @@ from asa.errors import RequestError
 from finetune.config import MapsConfig
 from finetune.maps import maps, read
 from finetune.report.attention import ENDING, load
+from tests.finetune.conftest import write_model
 
 
 @pytest.fixture
@@ -77,6 +78,8 @@ def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
     found, again = read(MapsConfig(model=exported, text="a red b", out=out, layers=(1,))), load(out.with_suffix(ENDING))
     assert again._replace(layers={}) == found._replace(layers={})
     np.testing.assert_allclose(again.layers[1].attacked_LL, found.layers[1].attacked_LL, atol=1e-4)
+    (one_head := tmp_path / "one_head").mkdir()
+    write_model(one_head, num_attention_heads=1)
     for changes, message in (
         ({"layers": (2,)}, "layers 0 to 1; set --layers"),
         ({"head": 2}, "heads 0 to 1; set --head"),
@@ -85,6 +88,7 @@ def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
         ({"out": tmp_path / "pictures" / "maps.png" / "x.png"}, "maps.png is no folder; set another --out"),
         ({"model": model_folder}, r"no saved adversary .*give the export of a run with method asa by --model"),
         ({"beside": tmp_path}, "--beside"),
+        ({"beside": one_head, "head": 1}, "head = 1: .*one_head has heads 0 to 0; set --head or --beside"),
         ({"text": "a " * 40}, "reads at most 32"),
     ):
         with pytest.raises(RequestError, match=message):

@@ -270,10 +270,13 @@ def test_a_folder_that_cannot_be_made_is_named(runs: Path) -> None:
 def test_a_report_of_unfinished_runs_alone_says_so(tmp_path: Path) -> None:
     tuned(tmp_path / "runs", "asa", 0, None)
     put(tmp_path / "runs" / "empty", None, [], None)
+    (tmp_path / "runs" / "foreign").mkdir()
+    (tmp_path / "runs" / "foreign" / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n')  # another program's
     write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
     page = text(tmp_path / "report", "md")
     assert "| base-asa-0 | unfinished |" in page
     assert "| empty | no start line |" in page
+    assert "| foreign | no start line |" in page
 
 
 @pytest.mark.parametrize(

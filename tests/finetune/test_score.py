@@ -102,6 +102,18 @@ def test_a_model_is_scored_on_the_rows_that_its_own_run_held_out(
     )
 
 
+def test_a_folder_is_named_after_itself_however_it_is_given(
+    task_folder: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record's folder is removed before it is written; one without a name would be that of all records."""
+    folder = saved(tmp_path / "other", model_folder, CLASSES)
+    out = tmp_path / "scores"
+    score_all(request(task_folder, out, saved(tmp_path / "first", model_folder, CLASSES), length=16))
+    monkeypatch.chdir(folder)
+    score_all(request(task_folder, out, Path(), length=16))
+    assert sorted(path.name for path in (out / "colours").iterdir()) == ["first", "other"]
+
+
 def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,12 +128,18 @@ def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
     asked = given(task=task, max_steps=2, save_model=True)
     sweep(asked)
     run = asked["out"] / "joint" / "tiny-vanilla-0"
-    for wanted in ({"tasks": ("added",)}, {"task": {"name": "again", "train": [tmp_path / "own.csv"], "label": "y"}}):
+    # Under the run's own name, but of other files.
+    both = {"name": "joint", "train": [tmp_path / "own.csv", tmp_path / "added.csv"], "label": "y"}
+    for wanted in ({"tasks": ("added",)}, {"task": both}):
         with pytest.raises(
             RequestError, match=r"was trained on rows of \w+, whose test is held out of them; leave out"
         ):
             score_all(ScoreConfig(out=tmp_path / "scores", models=(run,), **wanted))  # type: ignore[arg-type]
     assert not (tmp_path / "scores").exists()
+    again: Any = {"name": "again", "train": [tmp_path / "own.csv"], "label": "y"}
+    score_all(ScoreConfig(out=tmp_path / "scores", models=(run,), task=again, length=16))
+    ids = [load_predictions(path).ids for path in (run / FOLDER / "test.npz", *(tmp_path / "scores").rglob("test.npz"))]
+    assert ids[0] == ids[1], "the rows that its run held out, whatever the task is called"
     (tmp_path / "standard" / "added.yaml").write_text(f"{described}test: [{tmp_path / 'own.csv'}]\n")
     score_all(ScoreConfig(out=tmp_path / "scores", models=(run,), tasks=("added",), length=16))
     assert (tmp_path / "scores" / "added").is_dir()
@@ -138,6 +156,7 @@ def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
         (NLI, ["entailment", "non-entailment"], {}, [0, 1, 1]),
         (NLI, ["not_entailment", "entailment"], {}, [1, 0, 0]),
         (["LABEL_0", "LABEL_1"], ["negative", "positive"], {}, [0, 1]),
+        (["us", "US", "a_b"], ["a_b", "US", "us"], {}, [2, 1, 0]),
         (["same", "other"], ["not_duplicate", "duplicate"], {"same": "duplicate", "other": "not_duplicate"}, [1, 0]),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
     task = write_task(tmp_path / "wrong")
     (task / "test.jsonl").write_text('{"id": "1", "text": "a", "label": 0}\n{"id": "2"}\n')
     manifest.write(task, "task", {})
-    with pytest.raises(RequestError, match=r"test.jsonl:2: no JSON object with text and label"):
+    with pytest.raises(RequestError, match=r"test.jsonl:2: no JSON object in UTF-8 with text and label"):
         folder.load(task)
 
 
@@ -73,3 +73,35 @@ def test_a_changed_byte_is_found(task_folder: Path) -> None:
 def test_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="kind 'regression', allowed: 'classification'"):
         folder.load(write_task(tmp_path / "other", kind="regression"))
+
+
+WRONG: dict[str, tuple[str, str]] = {
+    "cut": ("{", r"task.json is no JSON"),
+    "list": ("[]", r"task.json has no 'name'"),
+    "path": ('{"name": "../x", "kind": "classification", "labels": ["a", "b"]}', r"name '../x', allowed: up to 100"),
+    "number": ('{"name": "x", "kind": "classification", "labels": 3}', r"labels 3, allowed: two names or more"),
+    "numbers": ('{"name": "x", "kind": "classification", "labels": [0, 1]}', r"labels \[0, 1\], allowed: two names"),
+    "twice": ('{"name": "x", "kind": "classification", "labels": ["a", "a"]}', r"labels .*, allowed: each once"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_a_folder_says_of_itself_is_checked(tmp_path: Path, wrong: str) -> None:
+    task = write_task(tmp_path / "wrong")
+    text, said = WRONG[wrong]
+    (task / "task.json").write_text(text)
+    manifest.write(task, "task", {})
+    with pytest.raises(RequestError, match=said + ".*--task.folder"):
+        folder.load(task)
+
+
+def test_a_row_in_another_encoding_is_named(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "wrong")
+    (task / "dev.jsonl").write_bytes('{"text": "caf\u00e9", "label": 0}\n'.encode("latin-1"))
+    manifest.write(task, "task", {})
+    with pytest.raises(RequestError, match=r"dev.jsonl:1: no JSON object in UTF-8"):
+        folder.load(task)
+
+
+def test_rows_are_numbered_from_nought_as_those_of_other_files(task_folder: Path) -> None:
+    assert folder.load(task_folder).splits["dev"].ids == [str(number) for number in range(12)]

@@ -50,6 +50,8 @@ def test_csv_jsonl_and_parquet_give_back_what_was_written(tmp_path: Path, table:
         assert read(tmp_path / name) == wanted, name
     parquet.write_table(pa.Table.from_pylist(wanted), tmp_path / "t.parquet")
     assert read(tmp_path / "t.parquet") == wanted
+    (tmp_path / "t.parquet.gz").write_bytes(gzip.compress((tmp_path / "t.parquet").read_bytes()))
+    assert read(tmp_path / "t.parquet.gz") == wanted
 
 
 @LAWS

@@ -166,8 +166,14 @@ def test_a_value_that_is_none_is_no_label(tmp_path: Path, value: Any) -> None:
 
 def test_lists_in_a_cell_are_json_and_a_word_may_be_a_bracket(tmp_path: Path) -> None:
     texts = [{"text": '["in", "New York"]', "label": '["O", "B-x"]'}, {"text": "[ in", "label": "O B-x"}]
+    texts += [{"text": "[ 1 ]", "label": "O O O"}, {"text": '[ "a", "b" ]', "label": "O O"}]
     path = write(tmp_path / "t.csv", texts)
-    assert task(test=[path], kind="tokens").splits["test"].texts == [("in", "New York"), ("[", "in")]
+    assert task(test=[path], kind="tokens").splits["test"].texts == [
+        ("in", "New York"),
+        ("[", "in"),
+        ("[", "1", "]"),
+        ("a", "b"),
+    ]
     for wrong in ({"text": "['in' 'Rome']", "label": "O O"}, {"text": "in Rome", "label": "[ O"}):
         with pytest.raises(RequestError, match=r"t.csv:2: column '\w+' holds .*wanted: a list"):
             task(test=[write(path, [wrong, texts[0]])], kind="tokens")
@@ -202,9 +208,38 @@ def test_subsets_and_further_files_are_scored_apart(tmp_path: Path) -> None:
         "x": 3,
         "y": 6,
     }
-    assert set(found.scored) == {"test", "again", "x", "y"}
+    assert {name for name, split in found.splits.items() if split.labels} == {"test", "again", "x", "y"}
     with pytest.raises(RequestError, match="task 'own' has no training rows"):
         trainable(found, from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out"}))
+
+
+def test_parts_of_rows_that_are_held_out_cannot_be_scored_apart(table: Path) -> None:
+    with pytest.raises(RequestError, match=r"task.subsets are parts of a file that is scored; .* --task.test"):
+        task(train=[table], text=["a"], label="y", subsets="b")
+
+
+def test_rows_of_a_test_server_have_a_first_line_of_their_own(tmp_path: Path) -> None:
+    """The names that labelled files go without are not theirs, whichever of them it is."""
+    labelled, blind = tmp_path / "t.tsv", tmp_path / "blind.tsv"
+    labelled.write_text("".join(f"row {n}\t{n % 2}\n" for n in range(4)))
+    blind.write_text("index\ttext\n7\tasked\n")
+    found = task(test=[labelled], submit=[blind], extra={"submit-b": [blind]}, header=["text", "label"])
+    assert found.splits["submit"] == found.splits["submit-b"] == (["0"], [("asked",)], None)
+
+
+def test_rows_have_their_numbers_in_the_file_also_where_some_are_left_out(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": 0}, {"text": "b", "label": None}, {"text": "c", "label": 1}]
+    found = task(test=[write(tmp_path / "t.jsonl", rows)], broken="mend")
+    assert found.splits["test"].ids == ["0", "2"]
+
+
+def test_rows_that_choose_do_not_train_where_all_training_rows_are_another_tasks(pairs: Path, tmp_path: Path) -> None:
+    rows = [{"a": "one", "b": "two", "y": "yes"}, {"a": "x", "b": "y", "y": "no"}]
+    dev, test = write(tmp_path / "dev.csv", rows), write(tmp_path / "test.csv", [rows[1], {**rows[1], "y": "yes"}])
+    same = {"labels": ["not_duplicate", "duplicate"], "spellings": {"no": "not_duplicate", "yes": "duplicate"}}
+    found = task({"data": pairs}, dev=[dev], test=[test], text=["a", "b"], label="y", also=["qqp"], **same)
+    assert found.splits["train"].texts == [("cut here", "two")]
+    assert found.facts["seen"] == {"qqp": 1}
 
 
 @pytest.mark.parametrize(
@@ -350,11 +385,16 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
         ),
         ([{"text": "x", "label": n} for n in (0, 1)], {"subsets": "part"}, r"has no column 'part'; set --task.subsets"),
         ([], {}, r"t.jsonl has no rows; fill it or set --task.test"),
+        (
+            [{"text": "x", "label": n} for n in (0, 1)],
+            {"kind": "regression", "labels": ["0", "1"]},
+            r"task.labels is 0, 1, kind regression has no classes; leave it out",
+        ),
         ([{"text": "x", "label": n} for n in (0, 1)], {"extra": {"dev": ["x"]}}, r"task.extra names 'dev'"),
         (
             [{"text": "x", "label": n} for n in (0, 1)],
             {"subsets": "text", "extra": {"x": ["t.jsonl"]}},
-            "no file t.jsonl",
+            "no file t.jsonl; set --task.extra.x",
         ),
     ],
 )

@@ -68,6 +68,7 @@ def test_it_learns_and_logs_its_terms_beside_the_loss(tmp_path: Path) -> None:
     sums = [sum(terms) for terms in zip(*(logged(trainer, name) for name in ("task", "asa", "penalty")), strict=True)]
     assert len(sums) == 120
     assert sums == pytest.approx(logged(trainer, "loss"), rel=1e-5)
+    assert len(logged(trainer, "masked_share")) == 120
     assert all(0 <= share <= 1 for share in logged(trainer, "masked_share"))
 
 
