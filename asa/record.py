@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -145,14 +145,18 @@ def read(path: Path) -> list[dict[str, Any]]:
 
     Raises: WorkError for another line that is none: it was not torn in writing, and what it held is lost.
     """
-    if not path.is_file():
+    try:
+        lines = path.read_bytes().splitlines()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return []
     events: list[dict[str, Any]] = []
-    lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            events.append(dict(json.loads(line.decode())))
-        except (ValueError, TypeError):  # no object, no JSON or no UTF-8: a line may be torn inside a character
+            event: Any = json.loads(line.decode())
+            if not isinstance(event, dict):
+                raise ValueError
+            events.append(cast("dict[str, Any]", event))
+        except ValueError:  # no object, no JSON or no UTF-8: a line may be torn inside a character
             if number < len(lines):
                 raise WorkError(f"line {number} of {path} is damaged; restore the file, or remove that line") from None
     return events

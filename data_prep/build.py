@@ -80,7 +80,7 @@ def _write_shards(
     todo = _parts({number: paths[number] for number in sorted(paths) if number % count == index}, config, space)
     done = space.run("rows", partial(shards.write_part, recipe), todo, folder, config.workers)
     dropped = {"documents": {"dropped": count_up(extracted)["dropped"]}}
-    facts = {**shards.total([*done, dropped]), **_kind_of_rows(vocabulary, config)}
+    facts = {**shards.total([shards.NOTHING, *done, dropped]), **_kind_of_rows(vocabulary, config)}
     if count == 1 and not facts["rows"]["train"]:
         reasons = facts["documents"]["dropped"]
         raise Fruitless(f"no document was left to train on (dropped: {reasons}); give more text by --dumps")

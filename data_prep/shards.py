@@ -34,6 +34,14 @@ COLUMN = "input_ids"
 SPLITS = ("train", "heldout")
 PART = "part of shards"  # the kind of a folder made with --shard, which only `merge` reads
 _ROWS_PER_BLOCK = 4096
+_NONE = dict.fromkeys(SPLITS, 0)
+# What a share without a part of the work has made.
+NOTHING: Counts = {
+    "rows": _NONE,
+    "tokens": _NONE,
+    "documents": {"kept": 0, "heldout": 0, "dropped": {}, "lengths": {}},
+    "tokens_cut": 0,
+}
 
 
 class Recipe(NamedTuple):

@@ -116,7 +116,7 @@ def read(path: Path, metric: str) -> Status:
         return Status("none")
     last = events[-1]
     step = max((event.get("step", 0) for event in events), default=0)
-    return Status(last["event"], step, last.get(f"test_{metric}", last.get(f"dev_{metric}")))
+    return Status(last.get("event", "none"), step, last.get(f"test_{metric}", last.get(f"dev_{metric}")))
 
 
 def _cell(states: Sequence[Status]) -> str:

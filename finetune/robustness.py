@@ -19,7 +19,7 @@ from finetune.attack import Worst
 from finetune.evaluation_config import RobustnessConfig
 from finetune.facts import weights_sha256
 from finetune.radii import radii_of
-from finetune.saved import Saved, find, kept, tasks_of
+from finetune.saved import Saved, check_unseen, find, kept, tasks_of
 from finetune.subject import Subject, attacked, places_of, prepare
 from finetune.tasks.task import Task
 
@@ -42,6 +42,7 @@ def robustness(config: RobustnessConfig) -> None:
     tasks = [_common(seen, models, config.split) for seen in tasks_of(config, models, config.out, config.split)]
     for task in tasks:
         for name, one in saved.items():
+            check_unseen(one, task, config.split)  # as all see it now, not each as its own run did
             places_of(name, one, task, config)
             kept(*_record(name, one, config, _facts(task, saved, config)), config.overwrite)
     for task in tasks:

@@ -129,8 +129,8 @@ def tasks_of(request: TaskRequest, models: Sequence[Saved], out: Path, split: st
 
     One that a model was trained on is split as the model's run has split it (holdout, paper_compat): else rows that it
     was trained on would be scored.
-    Raises: RequestError for a task of one's own beside standard ones, and where rows of `split` may have trained a
-        model; else as the loader.
+    Raises: RequestError for a task of one's own beside standard ones, and where rows of `split` that are held out of
+        training files may have trained a model; else as the loader.
     """
     found = []
     for spec in chosen(request.tasks, request.task):
@@ -142,14 +142,15 @@ def tasks_of(request: TaskRequest, models: Sequence[Saved], out: Path, split: st
             if str(own) not in known:
                 known[str(own)] = load(spec, _asked(request, out, own))
             seen.append(known[str(own)])
-            _check_unseen(saved, seen[-1], split)
+            check_unseen(saved, seen[-1], split)
         found.append(seen)
     return found
 
 
-def _check_unseen(saved: Saved, task: Task, split: str) -> None:
+def check_unseen(saved: Saved, task: Task, split: str) -> None:
     """Raises: RequestError where the split is held out of files that have trained the model, of which these very rows
-    were not held out then: it was another task's, or the task had other files or columns."""
+    were not held out then: it was another task's, or the task had other files or columns. A file of the split's own is
+    what the user says it is."""
     held = task.facts.get("held_out_sha256", {}).get(split)
     if held and held != saved.held_out.get(split) and set(saved.trained) & set(task.facts["trained"]):
         raise RequestError(

@@ -132,7 +132,7 @@ def failure(cell: Cell, began: float) -> Failure | None:
     was written before is an earlier command's."""
     path = cell.folder / record.NAME
     events = record.read(path)
-    if not events or events[-1]["event"] != "failed" or path.stat().st_mtime < began:
+    if not events or events[-1].get("event") != "failed" or path.stat().st_mtime < began:
         return None
     kind = RequestError if events[-1].get("request") else WorkError
     return kind(events[-1]["error"])

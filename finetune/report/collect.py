@@ -65,7 +65,7 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        return max((event["step"] for event in self.train + self.evals), default=0)
+        return max((event.get("step", 0) for event in self.train + self.evals), default=0)
 
     @property
     def shared(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _pieces(text: str, key: str) -> Any:
     except ValueError:
         found = None
     bracket = key == "text" and text.split()[0] == "["
-    return text.split() if bracket and not all(isinstance(word, str) for word in found or [None]) else found
+    return text.split() if bracket and not any(isinstance(word, str) for word in found or [None]) else found
 
 
 def listed(text: str) -> Any:

@@ -7,7 +7,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO, get_args
 
@@ -174,7 +174,8 @@ def _parquet(path: Path) -> Iterator[Found]:
 
     number = 0
     try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+        packed = OPENERS[path.suffix](path, "rb") if path.suffix in OPENERS else None
+        with packed or nullcontext(path) as file:
             for batch in parquet.ParquetFile(file).iter_batches():
                 for values in batch.to_pylist():
                     number += 1

@@ -57,8 +57,9 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     others = [added(other, task, names, config) for other in task.also]
     if others:
         mine = {name: split for name, split in arranged(scored, [], config).items() if name != "train"}
-        # Without training rows of its own a task has no dev yet, but that file will choose.
-        others = unseen(others, [*mine.values(), *(scored[name] for name in ("dev",) if name in scored)])
+        if "train" not in scored and "dev" in scored and not config.paper_compat:
+            mine["dev"] = scored["dev"]  # no dev yet for want of training rows, but that file will choose
+        others = unseen(others, mine.values())
     splits = arranged(scored, [one.split for one in others], config)
     paths = [*read_files(task, config), *(path for one in others for path in one.files)]
     hashes = {str(path): manifest.file_sha256(path) for path in dict.fromkeys(paths)}

@@ -154,11 +154,20 @@ def test_machines_share_a_build(
     assert "config_sha256" in one_line(capsys)
     assert run("build", *build_argv("half", **flags, shard="1/2")) == 0
     capsys.readouterr()
-    assert run("merge", paths[0], tmp_path / "half", paths[2], "--out", tmp_path / "more") == 2
+    assert run("merge", *paths, tmp_path / "half", "--out", tmp_path / "more") == 2
     assert "all must be of 3" in one_line(capsys)
     assert run("build", *build_argv("more", shard="3/3")) == 2
     assert "--shard" in one_line(capsys)
     assert not (tmp_path / "more").exists()
+
+
+def test_a_machine_without_a_part_of_the_work_has_an_empty_share(build_argv: Argv, tmp_path: Path) -> None:
+    """One dump and the leads are two parts."""
+    assert run("build", *build_argv("whole")) == 0
+    for index in range(4):
+        assert run("build", *build_argv(f"part{index}", shard=f"{index}/4")) == 0
+    assert run("merge", *(tmp_path / f"part{index}" for index in range(4)), "--out", tmp_path / "merged") == 0
+    assert content(tmp_path / "merged") == content(tmp_path / "whole")
 
 
 def test_documents_of_their_own_rows(build_argv: Argv, tmp_path: Path) -> None:

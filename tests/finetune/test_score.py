@@ -14,13 +14,15 @@ from scipy.special import softmax
 from transformers import BertConfig
 
 from asa import record
+from asa.config import from_dict
 from asa.errors import RequestError
 from finetune import score as module
-from finetune.evaluation_config import ScoreConfig
+from finetune.evaluation_config import RobustnessConfig, ScoreConfig
 from finetune.labels import Merge, label_map, merged
 from finetune.metrics import METRICS
 from finetune.model import HEADS
 from finetune.predictions import FOLDER, load_predictions, predict
+from finetune.robustness import robustness
 from finetune.saved import encoded, find, module_of, tasks_of
 from finetune.score import pair, score_all, score_one
 from finetune.sweep import sweep
@@ -100,6 +102,23 @@ def test_a_model_is_scored_on_the_rows_that_its_own_run_held_out(
         record.read(folders[0] / record.NAME)[0]["inputs"]["task_sha256"]
         == (record.read(run / record.NAME)[0]["inputs"]["task_sha256"])
     )
+
+
+def test_models_are_not_attacked_on_rows_that_trained_one_of_them(given: Given, tmp_path: Path) -> None:
+    """Each is right about its own held-out rows; but all are attacked on the same."""
+    lines = [f"{filler} {colour},{colour}" for filler in "abcdefgh" for colour in CLASSES]
+    (tmp_path / "train.csv").write_text("\n".join(["text,y", *lines, ""]))
+    runs = {}
+    for name, share in (("held", 0.4), ("again", 0.1)):
+        task = {"name": name, "train": [tmp_path / "train.csv"], "label": "y"}
+        asked = given(task=task, max_steps=1, save_model=True, holdout=share)
+        sweep(asked)
+        runs[name] = asked["out"] / name / "tiny-vanilla-0"
+    task = {"name": "held", "train": [tmp_path / "train.csv"], "label": "y"}
+    config = {"models": runs, "reference": "held", "task": task, "out": tmp_path / "attacks"}
+    with pytest.raises(RequestError, match=r"again/tiny-vanilla-0/model was trained on rows of held, whose test"):
+        robustness(from_dict(RobustnessConfig, config))
+    assert not (tmp_path / "attacks").exists()
 
 
 def test_a_folder_is_named_after_itself_however_it_is_given(
