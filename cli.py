@@ -158,9 +158,9 @@ def main(
     commands: dict[str, Callable[[list[str]], None]],
     prog: str,
     argv: Sequence[str] | None = None,
-    quiet: bool = False,
+    quiet: str = "",
 ) -> NoReturn:
-    """Dispatch `prog COMMAND ...`; a deliberate error becomes one line (none if `quiet`) and its exit code."""
+    """Dispatch `prog COMMAND ...`; a deliberate error becomes one line (none of the command `quiet`) and its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: python -m {prog} {{{'|'.join(commands)}}} [--help] ...")
@@ -172,7 +172,7 @@ def main(
         hint = difflib.get_close_matches(name, commands, n=1)
         print(f"error: no command {name!r}; {did_you_mean(hint)}one of {', '.join(commands)}", file=sys.stderr)
         sys.exit(2)
-    sys.exit(guard(lambda: commands[name](rest), quiet))
+    sys.exit(guard(lambda: commands[name](rest), name == quiet))
 
 
 def expect_no_gpu() -> None:

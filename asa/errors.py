@@ -7,3 +7,7 @@ class RequestError(Exception):
 
 class WorkError(Exception):
     """The work failed on good instructions (a damaged file, a diverged run): one line. Exit code 1."""
+
+
+class NotWritten(WorkError):
+    """The system refused to write; some runs may go on without what was to be written."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from asa.errors import RequestError, WorkError
+from asa.errors import NotWritten, RequestError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -40,7 +40,7 @@ def refusal_told(path: Path, advice: str = "give the same command again") -> Gen
     except (OSError, SafetensorError) as error:
         number, reason = refusal(error) or (None, str(error))
         first = "free some space" if number in FULL else "mend that"
-        raise WorkError(f"{path} cannot be written: {reason}; {first} and {advice}") from error
+        raise NotWritten(f"{path} cannot be written: {reason}; {first} and {advice}") from error
 
 
 def refusal(error: Exception) -> tuple[int | None, str] | None:
@@ -57,7 +57,7 @@ def whole(path: Path, advice: str = "give the same command again") -> Generator[
     """Gives a file beside `path` to write to, in a folder made for it, and puts it in place at the end: `path` is never
     there by half, and what fails leaves nothing.
 
-    Args: advice, what to do once the reason is gone. Raises: WorkError where the system refuses.
+    Args: advice, what to do once the reason is gone. Raises: NotWritten where the system refuses.
     """
     partial = path.with_name(f"{path.name}.partial")
     with refusal_told(path, advice):

@@ -4,12 +4,12 @@ metrics.jsonl has one JSON object per line: {"event": "start", ...facts}, any nu
 "step": n, ...values} and, when the run is complete, {"event": "end", ...}. A run without an end line is unfinished.
 """
 
-import hashlib
 import importlib
 import json
 import math
 import os
 import platform
+import secrets
 import shutil
 from collections.abc import Mapping
 from importlib import metadata
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from asa.errors import WorkError
+from asa.errors import RequestError, WorkError
 from asa.places import refusal_told, whole
 
 NAME = "metrics.jsonl"
@@ -65,7 +65,7 @@ class Record:
             # It drops what it has from purge_step on, that step too, of which the lines above are kept.
             self._board = SummaryWriter(str(self._curves), purge_step=None if resume is None else resume + 1)
         if wandb is not None:
-            self._wandb = _weights_and_biases(wandb, folder, facts)
+            self._wandb = _weights_and_biases(wandb, folder, facts, going_on=resume is not None)
 
     def log(self, event: str, step: int, values: Mapping[str, Value]) -> None:
         """One line and, for a DRAWN event, one TensorBoard scalar per number (lists get an index); what is not finite
@@ -91,13 +91,13 @@ class Record:
         """The line that says the run is complete."""
         if self._board is not None:
             self._append({"event": "end", **values})
-        self.close()
+        self.close(complete=True)
 
-    def close(self) -> None:
+    def close(self, complete: bool = False) -> None:
         board, self._board = self._board, None
         wandb, self._wandb = self._wandb, None
         if wandb is not None:
-            wandb.finish()
+            wandb.finish(exit_code=0 if complete else 1)
         if board is not None:
             with refusal_told(self._curves):
                 board.close()
@@ -133,11 +133,19 @@ def _scalars(values: Mapping[str, Value]) -> dict[str, float]:
     return {tag: float(item) for tag, item in (several | dict(values)).items() if isinstance(item, int | float)}
 
 
-def _weights_and_biases(project: str, folder: Path, facts: Mapping[str, Any]) -> Any:
-    """A run of the project that is continued whenever the run folder is."""
+def _weights_and_biases(project: str, folder: Path, facts: Mapping[str, Any], going_on: bool) -> Any:
+    """A run of the project, continued where the run in the folder is. Raises: RequestError where it does not begin."""
     wandb = importlib.import_module("wandb")  # by name: it is an extra that type checkers need not find
-    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    return wandb.init(project=project, dir=str(folder), id=name, name=folder.name, resume="allow", config=dict(facts))
+    known = folder / "wandb_id"
+    if not (going_on and known.is_file()):
+        with whole(known) as partial:
+            partial.write_text(secrets.token_hex(8))
+    settings = {"id": known.read_text(), "name": folder.absolute().name, "resume": "allow", "config": dict(facts)}
+    try:
+        return wandb.init(project=project, dir=str(folder), **settings)
+    except Exception as error:  # no login, no network, a name it does not take: all are errors of its own
+        why = " ".join(str(error).split())[:200]
+        raise RequestError(f"wandb = {project}: {why}; mend it, set WANDB_MODE=offline or leave --wandb out") from error
 
 
 def read(path: Path) -> list[dict[str, Any]]:

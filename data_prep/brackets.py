@@ -12,8 +12,11 @@ from data_prep.languages import CODES
 
 # Stands for a dropped piece until the gap around it is closed; XML cannot hold it, so no dump does.
 HOLE = "\x01"
+# What {{!}} shows: in a link it parts target and label, in the arguments of a template it parts nothing.
+PIPE = "&#124;"
 _NOTHING = HOLE + " \t\n"
-_TOKEN = re.compile(r"(\{\{+|\}\}+|\[\[|\]\]|\n[ \t:*]*\{\|[^\n]*|\n[ \t]*\|\}(?!\}))")
+# A comment, by now a HOLE, may stand before a table's brackets.
+_TOKEN = re.compile(rf"(\{{\{{+|\}}\}}+|\[\[|\]\]|\n[ \t:*{HOLE}]*\{{\|[^\n]*|\n[ \t{HOLE}]*\|\}}(?!\}}))")
 _MEDIA_ENDING = re.compile(r"\.(?:jpe?g|png|svg|gif|tiff?|og[gvag]|webm|pdf|djvu|mp3|wav)\s*$", re.IGNORECASE)
 _TEMPLATE, _LINK, _TABLE = "{[|"
 
@@ -51,7 +54,7 @@ class _Stack:
             elif bracket[0] == "}":
                 for _ in range(len(bracket) // 2):
                     self.close(_TEMPLATE)
-            elif bracket[-1] == "}" and bracket.lstrip() == "|}":
+            elif bracket[-1] == "}" and bracket.lstrip(_NOTHING) == "|}":
                 self.close(_TABLE)
             else:
                 self.push(_TABLE)
@@ -97,6 +100,7 @@ class _Stack:
         return HOLE if shown is None else shown
 
     def link(self, body: str) -> str:
+        body = body.replace(PIPE, "|")
         target, _, label = body.partition("|")
         if ":" not in target:
             if "\n\n" in body or _MEDIA_ENDING.search(target):

@@ -6,7 +6,7 @@ Dropping these too would leave holes in sentences: "the river is {{convert|5|km}
 import re
 from collections.abc import Callable
 
-from data_prep.brackets import HOLE
+from data_prep.brackets import HOLE, PIPE
 
 # Positional arguments (the first one is at 0) and named ones.
 Arguments = tuple[list[str], dict[str, str]]
@@ -125,8 +125,8 @@ _SHOWN = {
     **_table(_fixed("'"), "'"),
     **_table(_fixed("'s"), "'s"),
     **_table(_fixed(""), "-"),
-    **_table(_fixed("|"), "!"),
-    **_table(_fixed("="), "="),
+    **_table(_fixed(PIPE), "!"),
+    **_table(_fixed("&#61;"), "="),
     **_table(_fixed("Ier"), "ier"),
     **_table(_fixed("Ire"), "ire"),
     **_table(_fixed("1er"), "1er"),
@@ -142,7 +142,7 @@ _SHOWN = {
         "нп, нп2, нп3, нп4, нп5, iw, не переведено, не переведено 3, не переведено 5, цитата, 仮リンク, 読み仮名, le",
         "ilh, internal link helper",
     ),
-    **_table(_argument(1), "lang, script, rtl-lang, tooltip, color, font color, resize, langue, en langue, tsl"),
+    **_table(_argument(1), "lang, langx, script, rtl-lang, tooltip, color, font color, resize, langue, en langue, tsl"),
     **_table(_argument(-1), "transl, transliteration"),
     **_table(_after("As of "), "as of"),
     **_table(_after("c. "), "circa, c., circa year"),

@@ -137,6 +137,8 @@ def without_signs(text: str) -> str:
     for _ in range(_PASSES):
         # Looking for each sign is a hundred times faster than looking for all of them at once.
         if not any(sign in text for sign in _EVERY_SIGN):
-            return text.strip()
+            break
         text = SIGNS.sub("", text)
-    return _HALVES.sub("", text).strip()
+    else:
+        text = "\n".join(_HALVES.sub("", line) if SIGNS.search(line) else line for line in text.split("\n"))
+    return text.strip()

@@ -13,7 +13,7 @@ from data_prep.brackets import HOLE, resolve
 
 _SKIPPED_TAGS = (
     "ref|references|math|chem|ce|gallery|timeline|score|imagemap|hiero|syntaxhighlight|source|pre|style|script|graph|"
-    "templatestyles|noinclude|includeonly|mapframe|maplink|categorytree|inputbox|table|section|indicator|templatedata"
+    "templatestyles|includeonly|mapframe|maplink|categorytree|inputbox|table|section|indicator|templatedata"
 )
 # An opening tag ends the search for the closing one: unclosed ones would make it quadratic, and lose what follows.
 _SKIPPED = re.compile(
@@ -38,13 +38,19 @@ _BROKEN_TAG = re.compile(
 _EXTERNAL = re.compile(
     r"\[(?:(?:https?:|ftp:|news:|irc:)?//|mailto:)[^\s\]\[<>\"]*+\s*+((?:[^\[\]\n]|\[[^\[\]\n]*\])*+)\]"
 )
-_ADDRESS = re.compile(r"\b(?:https?|ftp)://[^\s<>\"\])]+", re.IGNORECASE)
+# It ends where Chinese, Japanese or Korean goes on without a space.
+_ADDRESS = re.compile(
+    r"(?<![A-Za-z0-9])(?:https?|ftp)://[^\s<>\"\])\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]+", re.IGNORECASE
+)
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z]\w{1,30});")
 # Direction marks, soft hyphens and the like show nothing; the joiners U+200C and U+200D do in several scripts.
 _INVISIBLE = re.compile(
     "[\u200b\u200e\u200f\u2028\u2029\u2060\ufeff\u00ad\ufffd\x00\x02-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]"
 )
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
+# Pages of wikis that convert between scripts: of others, -{...}- is part of a chemical's name.
+_CONVERTED = re.compile(r"[\u0400-\u04ff\u3400-\u9fff]")
+_INCLUDE = re.compile(r"</?(?:only|no)include>", re.IGNORECASE)
 
 
 def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:
@@ -53,8 +59,10 @@ def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:
     Args: silent are the lower-case link prefixes that show no text (see dump.silent_names).
     """
     text = _SKIPPED.sub(_skip, "\n" + wikitext.replace(HOLE, ""))
-    if "-{" in text:
+    if "-{" in text and _CONVERTED.search(text):
         text = _VARIANT.sub(_variant, text)
+    if "nclude>" in text:
+        text = _INCLUDE.sub("", text)  # before the search for tables, which begin a line
     text = resolve(text, silent, templates.prose)
     if "//" in text or "mailto:" in text:
         text = _EXTERNAL.sub(_label, text)

@@ -9,7 +9,9 @@ def main() -> None:
     from cli import main
 
     commands = {"run": run, "score": score, "ensemble": ensemble, "submit": submit, "robustness": robustness}
-    main({**commands, "report": report, "maps": maps}, "finetune", quiet=os.environ.get("RANK", "0") != "0")
+    # Ranks fail together and for the same reason: one of them says it.
+    quiet = "" if os.environ.get("RANK", "0") == "0" else "run"
+    main({**commands, "report": report, "maps": maps}, "finetune", quiet=quiet)
 
 
 def run(argv: list[str]) -> None:

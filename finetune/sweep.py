@@ -86,6 +86,10 @@ class Sweep:
         board.say(_line(run, self.tasks[run.task], end))
         return None
 
+    def unfinished(self, cells: list[Cell]) -> list[str]:
+        """Names of those that no process has finished yet. All ranks must call it."""
+        return dist.on_main(lambda: [cell.run.name for cell in cells if not is_finished(cell, self.facts[cell.run])])
+
 
 def sweep(given: dict[str, Any]) -> None:
     """Make the runs that no other process makes; finished ones are kept. Prints one line per run, or a live table.
@@ -120,6 +124,9 @@ def sweep(given: dict[str, Any]) -> None:
             for cell in others:
                 with claimed(cell, wait=True):
                     make(cell)
+        elif dist.world() > 1 and (left := work.unfinished(others)):
+            what = f"{left[0]} and {len(left) - 1} more" if len(left) > 1 else left[0]
+            raise WorkError(f"{what}: another process has them; give the same command again when it has ended")
     if failed:
         names, first = ", ".join(failed), next(iter(failed.values()))
         requests = all(isinstance(error, RequestError) for error in failed.values())

@@ -1,6 +1,5 @@
 """python -m launch pretrain | finetune: check the request, print the command lines, run them."""
 
-import os
 import shlex
 import signal
 import sys
@@ -13,7 +12,7 @@ from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from finetune.sweep import Sweep
 from launch import slurm
-from launch.command import deepspeed_command, environment, exported, remote_signals
+from launch.command import deepspeed_command, environment, exported, inherited, remote_signals
 from launch.nodes import Nodes, devices, find_nodes, local_nproc, most_processes
 from launch.options import ClusterOptions, FinetuneOptions, read
 from launch.processes import Outcome, run_together
@@ -39,7 +38,7 @@ def pretrain_(argv: list[str]) -> None:
     if options.dry_run:
         return
     remote = remote_signals(nodes, module) if nodes.remote else None
-    ended = run_together([command], os.environ | settings, "pretrain", remote)
+    ended = run_together([command], inherited() | settings, "pretrain", remote)
     # Rank 0 writes the record, perhaps to another machine's disk.
     written = request.out / record.NAME
     sys.exit(answer(ended, not written.exists() or record.finished(written)))
@@ -63,7 +62,7 @@ def finetune_(argv: list[str]) -> None:
     for command in commands:
         show(command, settings)
     if not options.dry_run:
-        sys.exit(answer(run_together(commands, os.environ | settings, "finetune"), finished=True))
+        sys.exit(answer(run_together(commands, inherited() | settings, "finetune"), finished=True))
 
 
 def reads_the_hub(request: FinetuneConfig) -> bool:

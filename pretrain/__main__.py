@@ -58,4 +58,4 @@ def export_(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     # Ranks fail together and for the same reason: one of them says it.
-    cli.main({"run": run, "export": export_}, "pretrain", quiet=rank() != 0)
+    cli.main({"run": run, "export": export_}, "pretrain", quiet="run" if rank() else "")

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from asa import checkpoint, dist, manifest
 from asa.config import save_yaml
 from asa.engine import StepStats
-from asa.errors import RequestError, WorkError
+from asa.errors import NotWritten, RequestError, WorkError
 from asa.methods import At
 from asa.methods.base import add
 from asa.places import refusal_told
@@ -144,7 +144,7 @@ def update(session: Session, log: bool) -> tuple[Terms, StepStats]:
     slots = config.slots(dist.world())
     masked = [batch.to(run.device) for batch in run.batches.step(run.step, slots)]
     session.watchdog.beat()
-    window, before = run.objective.prepare(run.engine, masked)
+    window, before = run.objective.prepare(run.engine, masked, session.watchdog.beat)
     terms: Terms = {}
     stats = StepStats(False, 0.0, 0.0)
     for replay in range(run.method.replays):
@@ -232,7 +232,7 @@ def _record(session: Session, event: str, step: int, values: Mapping[str, Value]
     without."""
     try:
         dist.on_main(lambda: session.record.log(event, step, values))
-    except WorkError as error:
+    except NotWritten as error:
         if session.run.config.on_save_error == "stop":
             raise
         if dist.is_main():

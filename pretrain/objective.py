@@ -20,6 +20,7 @@ from asa.model import TaskModel
 from pretrain.config import PretrainConfig
 
 Terms = dict[str, Tensor]
+Beat = Callable[[], None]  # the watchdog's, after each micro-batch that took work
 
 
 class Objective(Protocol):
@@ -30,7 +31,7 @@ class Objective(Protocol):
         """The module, and a line for each folder that lacked parameters."""
         ...
 
-    def prepare(self, engine: Engine, window: list[Batch]) -> tuple[list[Batch], Terms]:
+    def prepare(self, engine: Engine, window: list[Batch], beat: Beat) -> tuple[list[Batch], Terms]:
         """The method's micro-batches of a step, and terms of the losses that are already backwarded."""
         ...
 
@@ -51,7 +52,7 @@ class MaskedLM:
         torch.manual_seed(config.seed)
         return TaskModel(model, "mlm", asa), _drawn(f"{config.model}", new, config.seed)
 
-    def prepare(self, engine: Engine, window: list[Batch]) -> tuple[list[Batch], Terms]:
+    def prepare(self, engine: Engine, window: list[Batch], beat: Beat) -> tuple[list[Batch], Terms]:
         return window, {}
 
     def count(self, engine: Engine, batch: Batch) -> Terms:
@@ -81,7 +82,7 @@ class ReplacedTokens:
         torch.manual_seed(config.seed)
         return rtd.ReplacedTokenModel(discriminator, generator, asa), lines
 
-    def prepare(self, engine: Engine, window: list[Batch]) -> tuple[list[Batch], Terms]:
+    def prepare(self, engine: Engine, window: list[Batch], beat: Beat) -> tuple[list[Batch], Terms]:
         """One backward of the generator's loss for each micro-batch."""
         tokens = int(dist.sum_(torch.stack([batch.inputs["attention_mask"].sum() for batch in window]).sum()))
         prepared: list[Batch] = []
@@ -93,6 +94,7 @@ class ReplacedTokens:
             prepared.append(rtd.replace_tokens(batch, rtd.sample(out.log_probs), tokens))
             loss, replaced = loss.detach(), (prepared[-1].labels == rtd.REPLACED).sum() / tokens
             add(terms, {"loss": self.weight * loss, "generator": loss, "replaced": replaced})
+            beat()
         return prepared, terms
 
     def count(self, engine: Engine, batch: Batch) -> Terms:

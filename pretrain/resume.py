@@ -4,20 +4,21 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from asa import checkpoint, dist, manifest
-from asa.config import to_dict
+from asa.config import flat, from_dict, to_dict
 from asa.errors import RequestError
 from asa.methods import source_sha256
 from asa.places import locked
 from pretrain.config import PretrainConfig
 
-# What may differ between the parts of one run: it changes neither an update nor what a figure means. Shards and model
+# What may differ between the parts of one run: it changes neither an update nor what a figure means. Shards and models
 # are told by their contents, not by their paths.
 FREE = ("out", "log_every", "eval_every", "save_every", "keep", "data", "model", "on_nonfinite", "on_save_error")
 FREE += ("hang_timeout", "wandb")
 # Nor do these, but by rounding and, where micro_batch changes, by which places dropout zeroes.
-FREE += ("zero", "offload", "micro_batch", "activation_checkpointing")
+FREE += ("zero", "offload", "micro_batch", "activation_checkpointing", "rtd.generator")
 
 
 def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lambda line: None) -> Path | None:
@@ -33,8 +34,7 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
             tell(f"warning: {line}; starting from the beginning")
         return None
     facts = manifest.read(found, checkpoint.KIND, "--out")
-    mine, theirs = to_dict(config), facts["config"]
-    different = [key for key in mine if key not in FREE and mine[key] != theirs.get(key)]
+    different = list(_different(to_dict(config), facts["config"]))
     different += [
         name for name, sha256 in inputs(config).items() if facts["inputs"].get(name) != sha256 and name not in different
     ]
@@ -45,23 +45,36 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
         tell(f"warning: {line}; continuing from {found.name} instead")
     if facts["world"] != world:
         tell(f"from {facts['world']} to {world} processes: the rows are the same, dropout is drawn anew")
+    elif config.micro(world) != (before := from_dict(PretrainConfig, facts["config"]).micro(world)):
+        tell(f"micro-batches of {config.micro(world)} rows, not {before}: the rows are the same, dropout is drawn anew")
     return found
 
 
+def _different(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
+    """Dotted keys of the settings that are not free to differ."""
+    for key in mine:
+        if key not in FREE and mine[key] != theirs.get(key):
+            ours, their_own = flat({key: mine[key]}), flat({key: theirs.get(key)})
+            known = {**ours, **their_own}
+            yield from (name for name in known if name not in FREE and ours.get(name) != their_own.get(name))
+
+
 def inputs(config: PretrainConfig) -> dict[str, str]:
-    """What the run reads, by contents: the shard manifest, which has the hash of every file, the model's shape, and the
-    file of a method from outside."""
+    """What the run reads, by contents: the shard manifest, which has the hash of every file, the shape of the model and
+    of a generator of its own, and the file of a method from outside."""
     found = {
         "data": manifest.file_sha256(config.data / manifest.NAME),
         "model": manifest.file_sha256(config.model / "config.json"),
     }
+    if config.objective == "rtd" and config.rtd.generator is not None:
+        found["generator"] = manifest.file_sha256(config.rtd.generator / "config.json")
     method = source_sha256(config.method)
     return found if method is None else found | {"method_sha256": method}
 
 
 def _shown(facts: dict, key: str) -> str:
     """A setting of the run on disk, where it is short enough for one line."""
-    value = facts["config"].get(key, "")
+    value = flat(facts["config"]).get(key, "")
     text = f"({value})"
     return text if re.fullmatch(r"\([\w.\-+]+\)", text) and key not in ("data", "model") else ""
 

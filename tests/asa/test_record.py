@@ -2,15 +2,18 @@
 
 import json
 import re
+import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asa import record
-from asa.errors import WorkError
+from asa.errors import RequestError, WorkError
 from asa.record import Record
 
 
@@ -193,3 +196,40 @@ def test_weights_and_biases_gets_the_same_figures(tmp_path: Path, monkeypatch: p
     made.end({})
     (log,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     assert b"train/loss" in log.read_bytes()
+
+
+class FakeRun:
+    """What is asked of a Weights & Biases run, by whoever holds the list."""
+
+    def __init__(self, told: list[Any]) -> None:
+        self.told = told
+
+    def finish(self, exit_code: int) -> None:
+        self.told.append(exit_code)
+
+
+def test_weights_and_biases_goes_on_where_the_run_does_and_knows_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    def init(**settings: Any) -> FakeRun:
+        told.append(settings["id"])
+        return FakeRun(told)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    Record(tmp_path, {}, wandb="tests").close()
+    Record(tmp_path, {}, resume=0, wandb="tests").end({})
+    Record(tmp_path, {}, wandb="tests").close()
+    first, failed, again, complete, new, _ = told
+    assert (first == again, first == new) == (True, False), "a run from the beginning is another one"
+    assert (failed, complete) == (1, 0)
+
+
+def test_weights_and_biases_that_does_not_begin_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> None:
+        raise OSError("api_key not configured (no-tty).\ncall wandb.login()")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    with pytest.raises(RequestError, match=r"wandb = tests: api_key not configured .* leave --wandb out"):
+        Record(tmp_path, {}, wandb="tests")

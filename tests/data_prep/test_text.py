@@ -42,6 +42,19 @@ PIECES = (
         ("before\n{| class=x\n! head\n|-\n| cell\n|}\nafter", "before\n\nafter"),
         ("before\n{|\n| a\n{|\n| b\n|}\n| c {{d|\n|}}\n|}\nafter", "before\n\nafter"),
         ("before\n{| class=x\n| cell\n\nafter", "before\n\nafter"),
+        ("before\n<onlyinclude>{| class=x\n| a\n|}</onlyinclude>\nafter", "before\n\nafter"),
+        ("before\n<!-- c -->{| class=x\n| a\n<!-- e -->|}\nafter", "before\n\nafter"),
+        (
+            "<noinclude>The first season has ten.</noinclude> <includeonly>x</includeonly>More.",
+            "The first season has ten. More.",
+        ),
+        ("{{nowrap|p {{=}} 0.05}}, {{nobr|a {{!}} b}}, [[long name{{!}}name]], |x{{!}}", "p = 0.05, a | b, name, |x|"),
+        ("{{langx|de|Wort}} is a word", "Wort is a word"),
+        ("2-{4-[bis]phenyl}-N and N-{3-chloro}-x", "2-{4-[bis]phenyl}-N and N-{3-chloro}-x"),
+        (
+            "\u5b98\u7f51\uff1ahttp://www.a.com\uff0c\u6210\u7acb\u4e8e1999\u5e74\u3002\u7ad9http://b.com/\u6210\u7acb",
+            "\u5b98\u7f51\uff1a\uff0c\u6210\u7acb\u4e8e1999\u5e74\u3002\u7ad9\u6210\u7acb",
+        ),
         ("a <math>x^2</math> b <gallery>\nA.jpg\n</gallery> <code>f()</code>", "a b f()"),
         ("a <nowiki>''[[b]]'' {c}</nowiki> d <nowiki/>e", "a b {c} d e"),
         ("x<sub>2</sub> <div>in a box</div> line<br/>break", "x2\nin a box\nline\nbreak"),
@@ -140,6 +153,13 @@ def test_broken_markup_leaves_no_signs_and_loses_no_text(markup: str) -> None:
 )
 def test_an_unclosed_tag_takes_nothing_with_it(markup: str, expected: str) -> None:
     assert plain_text(markup) == expected
+
+
+@pytest.mark.parametrize("odd", ['<refname="a">cited</ref>', "&lt;references /&gt;", "Levels <reference range"])
+def test_a_word_that_begins_as_a_tag_does_leaves_the_rest_alone(odd: str) -> None:
+    text = plain_text(f"The dog's bone isn't [sic] here = 5.\n{odd}\nIt's {{so}}.")
+    assert text.startswith("The dog's bone isn't [sic] here = 5.\n")
+    assert text.endswith("\nIt's {so}.")
 
 
 OPENED = ["{{infobox\n| a = b\n", "[[File:a.jpg|thumb|", "{|\n|-\n| a\n", "<ref>{{cite", "<!--x-->{{a|[["]

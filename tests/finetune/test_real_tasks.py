@@ -30,6 +30,7 @@ ROWS: dict[str, dict[str, int]] = {
     "qnli": {"train": 4_425, "dev": 492, "test": 546, "submit": 5_463},
     "rte": {"train": 2_241, "dev": 249, "test": 277, "submit": 3_000},
     "wnli": {"train": 571, "dev": 64, "test": 71, "submit": 146},
+    "wnli-ranked": {"train": 205, "dev": 23, "test": 25},
     "ax": {"submit": 1_104},
     "anli": {"train": 1_800, "dev": 200, "test": 1_198},
     "paws-qqp": {"test": 677},

@@ -35,6 +35,14 @@ def test_a_run_that_another_process_has_failed_at_meanwhile_is_not_made_again(
     assert made == [0]
 
 
+def test_ranks_know_what_another_process_still_has(given: Given) -> None:
+    """They cannot wait for it, and must not answer that all is done."""
+    work = Sweep(given(seeds=[0, 1], max_steps=1))
+    assert work.unfinished(work.cells[1:]) == ["colours/tiny-vanilla-1"]
+    sweep(given(seeds=[0, 1], max_steps=1))
+    assert work.unfinished(work.cells) == []
+
+
 def test_a_task_of_ones_own_takes_no_published_settings_by_its_name(given: Given, task_folder: Path) -> None:
     (cell, *_) = plan(given(task={"folder": task_folder, "name": "rte"}, methods=["freelb"]), [small_task("choice")])
     assert cell.config.freelb == from_dict(MethodsConfig, {}).freelb

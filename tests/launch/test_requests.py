@@ -18,7 +18,7 @@ from asa.config import field_names, save_yaml
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from launch.__main__ import finetune_commands, reads_the_hub
-from launch.command import deepspeed_command, remote_signals
+from launch.command import deepspeed_command, inherited, remote_signals
 from launch.nodes import Nodes
 from launch.options import ClusterOptions, FinetuneOptions
 from pretrain.config import PretrainConfig
@@ -169,6 +169,24 @@ def test_a_signal_to_other_machines_reaches_the_ranks_of_this_run_alone(last: li
         assert re.search(pattern, line)
         assert not any(re.search(pattern, line + more) for more in ("-seed1", "2", " --steps 9"))
         assert not re.search(pattern, command[-1])
+
+
+@pytest.mark.parametrize("wrong", ["runs/a(b)", "runs/a&b", "runs/%h", "$HOME/run"])
+def test_what_the_shells_of_other_machines_would_read_otherwise_is_refused(wrong: str, config: Path) -> None:
+    nodes = Nodes({"a": 1, "b": 1})
+    options = ClusterOptions(hostfile=config)
+    assert deepspeed_command(options, nodes, ["pretrain", "run", "--seeds", "[0, 1]", "--out", "runs/a_b-1"])
+    with pytest.raises(RequestError, match=re.escape(repr(wrong))):
+        deepspeed_command(options, nodes, ["pretrain", "run", "--out", wrong])
+
+
+def test_a_pod_that_is_a_rank_itself_makes_no_ranks_of_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    found = inherited()
+    assert found["NCCL_DEBUG"] == "INFO"
+    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & found.keys()
 
 
 def test_machines_that_pdsh_does_not_reach_are_refused(

@@ -57,7 +57,8 @@ def run(family: str, method_name: str, name: str, slots: int) -> dict[str, Tenso
     objective, method = ReplacedTokens(WEIGHT), METHODS[method_name](MethodsConfig(asa=ASAConfig(tau=0.3)))
     seen: dict[str, Tensor] = {}
     for step in range(STEPS):
-        window, terms = objective.prepare(engine, [micro_batch(step, slot, slots) for slot in range(slots)])
+        batches = [micro_batch(step, slot, slots) for slot in range(slots)]
+        window, terms = objective.prepare(engine, batches, lambda: None)
         for slot, batch in enumerate(window):
             add(terms, method.backward(engine, batch, At(slot, 0)))
         seen |= {f"term.{step}.{key}": dist.sum_(value.clone()) for key, value in terms.items()}

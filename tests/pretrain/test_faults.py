@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from asa import checkpoint, dist, record, rtd
 from asa.batch import Batch
 from asa.engine import Engine, PlainEngine
-from asa.errors import WorkError
+from asa.errors import NotWritten, WorkError
 from asa.methods import vanilla
 from asa.model import Output, TaskModel
 from asa.optim import OptimConfig, learning_rate
@@ -217,10 +217,11 @@ def test_a_record_that_cannot_be_written_ends_the_run_or_not_as_configured(
     config: PretrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     real = record.Record.log
+    error: type[WorkError] = NotWritten
 
     def full_at_two(self: record.Record, event: str, step: int, values: dict) -> None:
         if step == 2:
-            raise WorkError("metrics.jsonl cannot be written: No space left on device")
+            raise error("metrics.jsonl cannot be written: No space left on device")
         real(self, event, step, values)
 
     monkeypatch.setattr(record.Record, "log", full_at_two)
@@ -229,3 +230,6 @@ def test_a_record_that_cannot_be_written_ends_the_run_or_not_as_configured(
     going_on = replace(config, out=tmp_path / "on", on_save_error="continue")
     train(going_on, CPU)
     assert [line["step"] for line in events(going_on, "train")] == [1, 3, 4, 5, 6]
+    error = WorkError  # what another rank gets of a bug on rank 0, which has left
+    with pytest.raises(WorkError, match="No space"):
+        train(replace(going_on, out=tmp_path / "bug"), CPU)

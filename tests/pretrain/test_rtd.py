@@ -29,6 +29,7 @@ from pretrain.config import PretrainConfig, RTDConfig, check
 from pretrain.export import PARITY, ExportConfig, export
 from pretrain.loop import train
 from pretrain.objective import ReplacedTokens
+from pretrain.resume import newest
 from tests.pretrain.conftest import LENGTH, make_model
 from tests.pretrain.rtd_worker import EVERY, QUICK, STEPS, build
 from tests.ranks import run_ranks
@@ -239,6 +240,12 @@ def test_an_exported_pair_is_where_the_next_run_starts(
     last, first = [event for event in before if event["event"] == "eval"][-1], after[1]
     assert first["step"] == 0
     assert first["heldout_loss"] == pytest.approx(last["heldout_loss"], rel=1e-5)
+    moved = shutil.copytree(out / "generator", tmp_path / "moved")
+    assert newest(replace(again, rtd=RTDConfig(generator=moved)), 1) is not None
+    shape = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps(shape | {"num_attention_heads": 1}))
+    with pytest.raises(RequestError, match="holds a run with another generator;"):
+        newest(replace(again, rtd=RTDConfig(generator=moved)), 1)
 
 
 def test_new_heads_and_foreign_embeddings_are_said(

@@ -124,6 +124,19 @@ def test_a_changed_setting_is_named_instead_of_continuing_with_it(
         train(replace(finished, **{key: value}), CPU)
 
 
+def test_a_changed_setting_within_a_group_is_named_by_its_whole_key(finished: PretrainConfig) -> None:
+    with pytest.raises(RequestError, match=r"holds a run with another optim\.lr \([\d.e-]+\); give the same"):
+        newest(replace(finished, optim=replace(finished.optim, lr=0.5)), 1)
+
+
+def test_other_micro_batches_draw_other_dropout_and_it_is_told(finished: PretrainConfig) -> None:
+    told: list[str] = []
+    assert newest(finished, 1, told.append) is not None
+    assert told == []
+    assert newest(replace(finished, micro_batch=2), 1, told.append) is not None
+    assert told == ["micro-batches of 2 rows, not 4: the rows are the same, dropout is drawn anew"]
+
+
 def test_another_model_is_named_and_a_copy_of_the_same_is_not(
     finished: PretrainConfig, model: Path, tmp_path: Path
 ) -> None:
