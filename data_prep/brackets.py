@@ -100,7 +100,10 @@ class _Stack:
         return HOLE if shown is None else shown
 
     def link(self, body: str) -> str:
-        body = body.replace(PIPE, "|")
+        # What it shows may stand among a template's arguments.
+        return self.words(body.replace(PIPE, "|")).replace("|", PIPE)
+
+    def words(self, body: str) -> str:
         target, _, label = body.partition("|")
         if ":" not in target:
             if "\n\n" in body or _MEDIA_ENDING.search(target):

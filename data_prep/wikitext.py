@@ -40,16 +40,17 @@ _EXTERNAL = re.compile(
 )
 # It ends where Chinese, Japanese or Korean goes on without a space.
 _ADDRESS = re.compile(
-    r"(?<![A-Za-z0-9])(?:https?|ftp)://[^\s<>\"\])\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]+", re.IGNORECASE
+    r"(?<![A-Za-z0-9])(?:https?|ftp)://"
+    r"(?:[^\s<>\"\])\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]+|[^\s<>\"\])\u3000-\u303f\uff00-\uffef]+)",
+    re.IGNORECASE,
 )
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z]\w{1,30});")
 # Direction marks, soft hyphens and the like show nothing; the joiners U+200C and U+200D do in several scripts.
 _INVISIBLE = re.compile(
     "[\u200b\u200e\u200f\u2028\u2029\u2060\ufeff\u00ad\ufffd\x00\x02-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]"
 )
-_VARIANT = re.compile(r"-\{([^{}]*)\}-")
-# Pages of wikis that convert between scripts: of others, -{...}- is part of a chemical's name.
-_CONVERTED = re.compile(r"[\u0400-\u04ff\u3400-\u9fff]")
+# Not where it is part of a chemical's name: 2-{4-[bis]phenyl}-N.
+_VARIANT = re.compile(r"(?<![A-Za-z0-9)\]])-\{([^{}]*)\}-")
 _INCLUDE = re.compile(r"</?(?:only|no)include>", re.IGNORECASE)
 
 
@@ -59,7 +60,7 @@ def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:
     Args: silent are the lower-case link prefixes that show no text (see dump.silent_names).
     """
     text = _SKIPPED.sub(_skip, "\n" + wikitext.replace(HOLE, ""))
-    if "-{" in text and _CONVERTED.search(text):
+    if "-{" in text:
         text = _VARIANT.sub(_variant, text)
     if "nclude>" in text:
         text = _INCLUDE.sub("", text)  # before the search for tables, which begin a line

@@ -124,14 +124,22 @@ def sweep(given: dict[str, Any]) -> None:
             for cell in others:
                 with claimed(cell, wait=True):
                     make(cell)
-        elif dist.world() > 1 and (left := work.unfinished(others)):
-            what = f"{left[0]} and {len(left) - 1} more" if len(left) > 1 else left[0]
-            raise WorkError(f"{what}: another process has them; give the same command again when it has ended")
+    # Ranks cannot wait.
+    _answer(failed, work.unfinished(others) if dist.world() > 1 else [], len(work.cells))
+
+
+def _answer(failed: dict[str, Failure], left: list[str], runs: int) -> None:
+    """Raises: where runs have failed or are left to another process."""
+    told = []
     if failed:
-        names, first = ", ".join(failed), next(iter(failed.values()))
-        requests = all(isinstance(error, RequestError) for error in failed.values())
-        kind = RequestError if requests else WorkError
-        raise kind(f"{len(failed)} of {len(work.cells)} runs failed ({names}); the first: {first}")
+        told.append(
+            f"{len(failed)} of {runs} runs failed ({', '.join(failed)}); the first: {next(iter(failed.values()))}"
+        )
+    if left:
+        told.append(f"another process had {len(left)} of {runs} runs ({', '.join(left)}); give the same command again")
+    if told:
+        requests = not left and all(isinstance(error, RequestError) for error in failed.values())
+        raise (RequestError if requests else WorkError)("; ".join(told))
 
 
 def failure(cell: Cell, began: float) -> Failure | None:

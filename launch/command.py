@@ -14,7 +14,7 @@ from launch.nodes import Nodes, cores, pdsh
 from launch.options import ClusterOptions
 from launch.session import Remote
 
-RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}
 PORT = 29500  # DeepSpeed's, at which the ranks of several machines meet
 
 
@@ -28,16 +28,17 @@ def deepspeed_command(options: ClusterOptions, nodes: Nodes, module: list[str]) 
         where = ["--hostfile", str(options.hostfile), "--master_addr", options.master_addr or next(iter(nodes.slots))]
         where += ["--master_port", str(options.master_port or PORT)]
         if nodes.remote:
-            _check_for_shells([(str(Path.cwd()), r"[\w@+=:,./-]+"), *((one, r"[\w@+=:,./\[\] -]*") for one in module)])
+            _check_for_shells([str(Path.cwd()), sys.executable], module)
         where += ["--force_multi", "--no_ssh_check"] if nodes.remote else ["--no_ssh", "--node_rank", str(nodes.node)]
     return [str(launcher), *where, "--no_local_rank", "--log_level", "error", "--module", *module]
 
 
-def _check_for_shells(texts: list[tuple[str, str]]) -> None:
-    """Args: texts, each with what it may hold: DeepSpeed makes one line of them for pdsh and the machines' shells, in
-    which it quotes nothing but arguments with a space. Raises: RequestError."""
-    for text, allowed in texts:
-        if not re.fullmatch(allowed, text):
+def _check_for_shells(bare: list[str], arguments: list[str]) -> None:
+    """Raises: RequestError for what would reach the machines changed. DeepSpeed makes one line of all for pdsh and
+    their shells, in which it quotes arguments with a space and nothing else."""
+    for text in (*bare, *arguments):
+        quoted = " " in text and text not in bare
+        if not re.fullmatch(r"[^$`\\!%\n]+" if quoted else r"[\w@+=:,./\[\]-]+", text):
             raise RequestError(
                 f"{text!r} would not reach the machines as it is, for their shells: letters, digits and @+=:,./- do;"
                 " name it otherwise, put it into the --config file, or start each machine itself with --node_rank"
@@ -82,7 +83,7 @@ def environment(nproc: int, hub: bool = False) -> dict[str, str]:
 
 def inherited() -> dict[str, str]:
     """The caller's environment, but for what makes a process a rank: a pod or torchrun may have set it for this one."""
-    return {name: value for name, value in os.environ.items() if name not in RANKS}
+    return {name: value for name, value in os.environ.items() if name not in RANKS and name[:13] != "TORCHELASTIC_"}
 
 
 def exported(settings: dict[str, str], folder: Path) -> dict[str, str]:

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from asa import checkpoint, dist, manifest
-from asa.config import flat, from_dict, to_dict
+from asa.config import flat, to_dict
 from asa.errors import RequestError
 from asa.methods import source_sha256
 from asa.places import locked
@@ -35,9 +36,8 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
         return None
     facts = manifest.read(found, checkpoint.KIND, "--out")
     different = list(_different(to_dict(config), facts["config"]))
-    different += [
-        name for name, sha256 in inputs(config).items() if facts["inputs"].get(name) != sha256 and name not in different
-    ]
+    own, known = inputs(config), facts["inputs"]
+    different += [name for name in own | known if own.get(name) != known.get(name) and name not in different]
     if different:
         had = ", ".join(f"{key} {_shown(facts, key)}".strip() for key in different)
         raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out")
@@ -45,7 +45,7 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
         tell(f"warning: {line}; continuing from {found.name} instead")
     if facts["world"] != world:
         tell(f"from {facts['world']} to {world} processes: the rows are the same, dropout is drawn anew")
-    elif config.micro(world) != (before := from_dict(PretrainConfig, facts["config"]).micro(world)):
+    elif config.micro(world) != (before := replace(config, micro_batch=facts["config"]["micro_batch"]).micro(world)):
         tell(f"micro-batches of {config.micro(world)} rows, not {before}: the rows are the same, dropout is drawn anew")
     return found
 

@@ -50,6 +50,8 @@ PIECES = (
         ),
         ("{{nowrap|p {{=}} 0.05}}, {{nobr|a {{!}} b}}, [[long name{{!}}name]], |x{{!}}", "p = 0.05, a | b, name, |x|"),
         ("{{langx|de|Wort}} is a word", "Wort is a word"),
+        ("{{quote|See [[Foo|a&#124;b]] and [[Foo|a{{!}}b]] more}} end", "See a|b and a|b more end"),
+        ("Vrsta -{Homo sapiens}- je; \u5b98\u7f51 http://\u4e2d\u56fd.cn x", "Vrsta Homo sapiens je; \u5b98\u7f51 x"),
         ("2-{4-[bis]phenyl}-N and N-{3-chloro}-x", "2-{4-[bis]phenyl}-N and N-{3-chloro}-x"),
         (
             "\u5b98\u7f51\uff1ahttp://www.a.com\uff0c\u6210\u7acb\u4e8e1999\u5e74\u3002\u7ad9http://b.com/\u6210\u7acb",

@@ -11,7 +11,7 @@ from asa.methods import MethodsConfig
 from finetune import sweep as module
 from finetune.loop import _refused
 from finetune.run import Cell
-from finetune.sweep import Sweep, plan, sweep
+from finetune.sweep import Sweep, _answer, plan, sweep
 from tests.finetune.conftest import Given, small_task
 
 
@@ -41,6 +41,12 @@ def test_ranks_know_what_another_process_still_has(given: Given) -> None:
     assert work.unfinished(work.cells[1:]) == ["colours/tiny-vanilla-1"]
     sweep(given(seeds=[0, 1], max_steps=1))
     assert work.unfinished(work.cells) == []
+    failed: dict[str, Any] = {"a": RequestError("wrong")}
+    with pytest.raises(RequestError, match=r"^1 of 3 runs failed \(a\); the first: wrong$"):
+        _answer(failed, [], 3)
+    with pytest.raises(WorkError, match=r"the first: wrong; another process had 1 of 3 runs \(b\); give the same"):
+        _answer(failed, ["b"], 3)
+    _answer({}, [], 3)
 
 
 def test_a_task_of_ones_own_takes_no_published_settings_by_its_name(given: Given, task_folder: Path) -> None:

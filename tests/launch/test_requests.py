@@ -171,11 +171,11 @@ def test_a_signal_to_other_machines_reaches_the_ranks_of_this_run_alone(last: li
         assert not re.search(pattern, command[-1])
 
 
-@pytest.mark.parametrize("wrong", ["runs/a(b)", "runs/a&b", "runs/%h", "$HOME/run"])
+@pytest.mark.parametrize("wrong", ["runs/a(b)", "runs/a&b", "runs/%h", "$HOME/run", "a $b", ""])
 def test_what_the_shells_of_other_machines_would_read_otherwise_is_refused(wrong: str, config: Path) -> None:
     nodes = Nodes({"a": 1, "b": 1})
     options = ClusterOptions(hostfile=config)
-    assert deepspeed_command(options, nodes, ["pretrain", "run", "--seeds", "[0, 1]", "--out", "runs/a_b-1"])
+    assert deepspeed_command(options, nodes, ["pretrain", "run", "--seeds", "{a: [0, 1]}", "--out", "runs/a_b-1"])
     with pytest.raises(RequestError, match=re.escape(repr(wrong))):
         deepspeed_command(options, nodes, ["pretrain", "run", "--out", wrong])
 
