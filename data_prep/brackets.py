@@ -14,6 +14,8 @@ from data_prep.languages import CODES
 HOLE = "\x01"
 # What {{!}} shows: in a link it parts target and label, in the arguments of a template it parts nothing.
 PIPE = "&#124;"
+# Unicode's invisible plus, before a fraction: a space where a number stands before it, else nothing.
+PLUS = "\u2064"
 _NOTHING = HOLE + " \t\n"
 # A comment, by now a HOLE, may stand before a table's brackets.
 _TOKEN = re.compile(rf"(\{{\{{+|\}}\}}+|\[\[|\]\]|\n[ \t:*{HOLE}]*\{{\|[^\n]*|\n[ \t{HOLE}]*\|\}}(?!\}}))")
@@ -105,6 +107,8 @@ class _Stack:
 
     def words(self, body: str) -> str:
         target, _, label = body.partition("|")
+        if target.lstrip().startswith(":") and label.strip(_NOTHING) and "\n\n" not in body:
+            return label  # [[:File:A.png|the map]] points to a picture and shows none
         if ":" not in target:
             if "\n\n" in body or _MEDIA_ENDING.search(target):
                 return body if "\n\n" in body else HOLE

@@ -18,7 +18,7 @@ from asa.config import field_names, save_yaml
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from launch.__main__ import finetune_commands, reads_the_hub
-from launch.command import deepspeed_command, inherited, remote_signals
+from launch.command import deepspeed_command, environment, inherited, remote_signals
 from launch.nodes import Nodes
 from launch.options import ClusterOptions, FinetuneOptions
 from pretrain.config import PretrainConfig
@@ -187,6 +187,15 @@ def test_a_pod_that_is_a_rank_itself_makes_no_ranks_of_its_workers(monkeypatch: 
     found = inherited()
     assert found["NCCL_DEBUG"] == "INFO"
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & found.keys()
+
+
+def test_the_callers_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("launch.command.cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert environment(2)["OMP_NUM_THREADS"] == "4"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert environment(2)["OMP_NUM_THREADS"] == "3"
 
 
 def test_machines_that_pdsh_does_not_reach_are_refused(
