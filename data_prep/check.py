@@ -14,24 +14,27 @@ from data_prep.shards import COLUMN, PART, SPLITS
 from data_prep.tokenizer import Vocabulary
 
 KINDS = ("shards", "task", "documents", "tokenizer", PART)
+SPELT = ("shards", "tokenizer", PART)  # with a vocabulary
 _FLAG = "DIR"
 
 
 def verify(config: VerifyConfig) -> None:
     """Check a folder of this stage, or a build that holds rows and a task; one line for each.
 
-    Raises: RequestError where there is no finished folder; WorkError naming the first damaged or missing file or, with
-        `model`, the vocabulary that is not the rows'.
+    Raises: RequestError where there is no finished folder, or with `model` none that has a vocabulary; WorkError naming
+        the first damaged or missing file or, with `model`, the vocabulary that is not the rows'.
     """
-    for folder in _finished(config.folder):
-        kind = manifest.kind_of(folder, _FLAG)
+    kinds = {folder: manifest.kind_of(folder, _FLAG) for folder in _finished(config.folder)}
+    if config.model and not set(kinds.values()) & set(SPELT):
+        raise RequestError(f"{config.folder} holds {', '.join(kinds.values())}: no vocabulary; leave out --model")
+    for folder, kind in kinds.items():
         if kind not in KINDS:
             raise RequestError(f"{folder} holds {kind}, which is not checked here; give {_FLAG} of {', '.join(KINDS)}")
         facts = manifest.verify(folder, kind, _FLAG)
         what = f"{folder}, {kind}"
         if kind in ("shards", PART):
             what += f", {_check_rows(folder, facts):,} rows of {facts['length']} ids"
-        if kind in ("shards", "tokenizer", PART):
+        if kind in SPELT:
             _check_vocabulary(folder, facts, config.model)
         print(f"ok: {what}")
 

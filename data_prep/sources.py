@@ -73,6 +73,10 @@ def _check(source: str, flag: str) -> None:
         return
     if not Path(source).is_file():
         raise RequestError(f"no file {source}; give existing ones with {flag}")
+    try:
+        Path(source).open("rb").close()
+    except OSError as error:
+        raise RequestError(f"{source} cannot be read ({error.strerror}); mend that or set {flag}") from None
     wrong = source.endswith((".txt.bz2", ".jsonl.bz2"))
     if wrong or not source.endswith((*dump.ENDINGS, *own.ENDINGS)):
         allowed = ", ".join((*dump.ENDINGS, *own.ENDINGS))

@@ -142,6 +142,15 @@ def test_another_vocabulary_is_found(
     assert run("verify", tmp_path / "out", "--model", tmp_path) == 2
 
 
+def test_documents_have_no_vocabulary_to_compare(
+    dump: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("text", dump, "--out", tmp_path / "text") == 0
+    capsys.readouterr()
+    assert run("verify", tmp_path / "text", "--model", model) == 2
+    assert "leave out --model" in one_line(capsys)
+
+
 def test_a_tokenizer_that_was_swapped_is_found(
     build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

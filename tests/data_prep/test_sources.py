@@ -169,6 +169,17 @@ def test_wrong_requests(inputs: list[str], said: str, tmp_path: Path, monkeypatc
         read(*inputs)
 
 
+def test_a_file_that_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+
+    def refused(*given: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)  # root may read any
+    with pytest.raises(RequestError, match=r"a\.txt cannot be read \(Permission denied\)"):
+        read(tmp_path / "a.txt")
+
+
 NESTED = '{"text": "x", "more": ' + "[" * 200_000 + "]" * 200_000 + "}"
 
 
