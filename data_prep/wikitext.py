@@ -8,8 +8,8 @@ What is dropped inside a sentence leaves a mark, so that the brackets, commas an
 import html
 import re
 
-from data_prep import languages, templates, tidy
-from data_prep.brackets import HOLE, PLUS, resolve
+from data_prep import figures, languages, templates, tidy
+from data_prep.brackets import HOLE, resolve
 
 _SKIPPED_TAGS = (
     "ref|references|math|chem|ce|gallery|timeline|score|imagemap|hiero|syntaxhighlight|source|pre|style|script|graph|"
@@ -27,10 +27,6 @@ _INLINE = (
     "time|data|ruby|rb|rt|rp|rtc|wbr|onlyinclude|includeonly|noinclude|nowiki|tbody|thead|a|img|section|link|meta"
 )
 _TAG = re.compile(rf"</?(?:(?P<block>{_BLOCKS})|{_INLINE}|{_SKIPPED_TAGS})\b[^<>]*>", re.IGNORECASE)
-_RAISED = re.compile(r"<sup\b[^<>]*>\s*((?:[\d+\u2212\u2013-]|&minus;|&ndash;)+)\s*</sup\s*>", re.IGNORECASE)
-_SUPERSCRIPTS = str.maketrans(
-    "0123456789+-\u2212\u2013", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b\u207b\u207b"
-)
 # With attributes or nothing at all after the name: the `a<b` of a formula is no tag. What follows attributes stays. The
 # outer repetition is not possessive: Python before 3.11.4 then takes what its last, failed round has read.
 _BROKEN_TAG = re.compile(
@@ -43,9 +39,11 @@ _EXTERNAL = re.compile(
     r"\[(?:(?:https?:|ftp:|news:|irc:)?//|mailto:)[^\s\]\[<>\"]*+\s*+((?:[^\[\]\n]|\[[^\[\]\n]*\])*+)\]"
 )
 # It ends where Chinese, Japanese or Korean goes on without a space, and before a sentence's own signs.
+_NO_ADDRESS = rf"\s<>\"\])\u201d\u2019\u00bb\u3000-\u303f\uff00-\uffef{HOLE}&"
+_AMPERSAND = r"&(?!(?:nbsp|[lg]t|quot|[nm]dash|#\d{1,6});)"
 _ADDRESS = re.compile(
     r"(?<![A-Za-z0-9])(?:https?|ftp)://"
-    r"(?:[^\s<>\"\])\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]+|[^\s<>\"\])\u3000-\u303f\uff00-\uffef]+)(?<![.,;:!?])",
+    rf"(?:(?:(?:[^{_NO_ADDRESS}\u3040-\u9fff\uac00-\ud7af]|{_AMPERSAND})+|(?:[^{_NO_ADDRESS}]|{_AMPERSAND})+)(?<![.,;:!?]))?",
     re.IGNORECASE,
 )
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z]\w{1,30});")
@@ -55,9 +53,12 @@ _INVISIBLE = re.compile(
 )
 # Not where it is part of a chemical's name: 2-{4-[bis]phenyl}-N.
 _VARIANT = re.compile(r"(?<![A-Za-z0-9)\]])-\{([^{}]*)\}-")
-_PLUS = re.compile(rf"(?<=\d){PLUS}")
-# An opening tag that a comment holds does not end the search for a closing one.
-_COMMENT = re.compile(r"<!--[^-<]*+(?:(?:-(?!->)|<(?!!--))[^-<]*+)*-->")
+# An opening tag that a comment holds does not end the search for a closing one; what only shows a comment is none.
+_COMMENT = re.compile(
+    r"<(?P<shown>nowiki|pre|syntaxhighlight|source)\b[^<>]*>(?:(?!<(?P=shown)\b).)*?</(?P=shown)\s*>"
+    r"|<!--[^-<]*+(?:(?:-(?!->)|<(?!!--))[^-<]*+)*-->",
+    re.DOTALL | re.IGNORECASE,
+)
 _OPENING = re.compile(rf"<(?=(?:{_SKIPPED_TAGS})\b)", re.IGNORECASE)
 _INCLUDE = re.compile(r"</?(?:only|no)include>", re.IGNORECASE)
 
@@ -69,7 +70,7 @@ def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:
     """
     text = "\n" + wikitext.replace(HOLE, "")
     if "<!--" in text:
-        text = _COMMENT.sub(lambda comment: _OPENING.sub("", comment[0]), text)
+        text = _COMMENT.sub(_harmless, text)
     text = _SKIPPED.sub(_skip, text)
     if "-{" in text:
         text = _VARIANT.sub(_variant, text)
@@ -79,18 +80,22 @@ def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:
     if "//" in text or "mailto:" in text:
         text = _EXTERNAL.sub(_label, text)
         text = _ADDRESS.sub(HOLE, text) if "://" in text else text
+    text = figures.levelled(text)
     if "<" in text:
-        text = _BROKEN_TAG.sub("", _TAG.sub(_line_break, _RAISED.sub(_superscript, text)))
+        text = _BROKEN_TAG.sub("", _TAG.sub(_line_break, text))
     if "&" in text:
         text = _ENTITY.sub(_character, text)
-    if PLUS in text:
-        text = _PLUS.sub(" ", text).replace(PLUS, "")
     if not text.isascii():
         text = _INVISIBLE.sub("", text)
     # Quotes go first: ''{{dropped}}'' would become a run of four.
     text = tidy.close_holes("\n".join(tidy.unquoted(line) if "''" in line else line for line in text.split("\n")))
     lines = tidy.prose_lines(text)
     return tidy.without_signs("\n".join(lines).strip())
+
+
+def _harmless(match: re.Match[str]) -> str:
+    """A reference ends at its first closing tag, in a comment too."""
+    return match[0] if match["shown"] or "</" in match[0] else _OPENING.sub("", match[0])
 
 
 def _skip(match: re.Match[str]) -> str:
@@ -119,11 +124,6 @@ def _label(match: re.Match[str]) -> str:
 
 def _line_break(match: re.Match[str]) -> str:
     return "\n" if match["block"] else ""
-
-
-def _superscript(match: re.Match[str]) -> str:
-    """10<sup>9</sup> is no 109."""
-    return html.unescape(match[1]).translate(_SUPERSCRIPTS)
 
 
 def _character(match: re.Match[str]) -> str:

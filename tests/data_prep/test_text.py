@@ -75,8 +75,10 @@ PIECES = (
         ("...an opening and .at, then ... dots", "...an opening and .at, then ... dots"),
         ("-{zh-hans:联邦州; zh-hant:邦}-之一-{H|zh-cn:a;zh-tw:b}-和-{C}-", "联邦州之一和C"),
         ("See [[:File:x.png|the map]], [[:Category:Rivers|rivers]] or [[:File:y.png]].", "See the map, rivers or."),
-        ("{{tooltip|DNA|a molecule}} and {{abbr|RNA|another}}", "DNA and RNA"),
+        ("{{tooltip|DNA|a molecule}}", "DNA"),
         ("See http://a.org/b.c. Then ftp://d?e=1, or http://f/... At last.", "See. Then, or... At last."),
+        ("a http://a.org/?b=1&c=2&amp;d&nbsp;e &lt;http://f&gt; \u201chttp://g.\u201d", "a e <> \u201c.\u201d"),
+        ("See http://a.org/x.<ref>c</ref> Next http://...", "See. Next..."),
         ("a<ref>b <!-- <ref name=x> --> c</ref> d<!-- <!-- <ref> --> e <!-- f-g -- <h> -->i", "a d e i"),
         ("la {{s|XIX}}, {{unité|5|km}}, le {{1er}} mai; {{s|слова}}", "la XIXe siècle, 5 km, le 1er mai; слова"),
         ("\u0645\u06cc\u200c\u062e\u0648\u200f\u00ad", "\u0645\u06cc\u200c\u062e\u0648"),
@@ -115,24 +117,86 @@ def test_a_title_with_a_colon_is_no_link_to_another_language(markup: str, expect
         ("{{frac|3|1|2}}, {{sfrac|1|2}}, {{frac|8}}{{frac}}", "3 1/2, 1/2, 1/8"),
         ("{{convert|5|km2|sqmi}}, {{cvt|2|sqmi}}, {{convert|1|ft3|m3}}", "5 km², 2 sq mi, 1 cu ft"),
         ("{{convert|20|-|25|C|F}}, {{cvt|3|kg/m3}}, {{convert|4|acre|m2}}", "20\u201325 °C, 3 kg/m³, 4 acre"),
-        ("5{{frac|1|2}} of ({{frac|1|2}}) and a {{frac|8}}", "5 1/2 of (1/2) and a 1/8"),
-        (
-            "10<sup>9</sup> m<sup>\u22122</sup>, Ca<sup>2+</sup>, e<sup>&minus;</sup>, 1<sup>st</sup>",
-            "10⁹ m⁻², Ca²⁺, e⁻, 1st",
-        ),
-        ("km{{sup|2}}, x{{sup|n}}", "km², xn"),
-        (
-            "{{val|6.241|e=18|u=C}}, {{val|5|up=s}}, {{val|1.2|0.1|e=-3}}, {{val|1|+2|-3}}{{val}}",
-            "6.241\u00d710¹⁸ C, 5 /s, 1.2±0.1\u00d710⁻³, 1+2-3",
-        ),
-        (
-            "{{unité|5|e=3|kg}}, {{unité|9.8|m||s|-2}}, {{unidad|5|km|2}}, {{nombre|5|habitants}}",
-            "5\u00d710³ kg, 9.8 m s⁻², 5 km², 5 habitants",
-        ),
     ],
 )
 def test_the_figures_of_a_measure_are_whole(markup: str, expected: str) -> None:
     assert plain_text(markup) == expected
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ("5{{frac|1|2}} of ({{frac|1|2}}), a {{frac|8}}, '''5'''{{frac|1|4}}", "5 1/2 of (1/2), a 1/8, 5 1/4"),
+        ("{{convert|6|ft|{{frac|1|2}}|in|m}}", "6 ft 1/2 in"),
+        ("<sup>2</sup>/<sub>3</sub>, 3<sup>1</sup>&frasl;<sub>2</sub>, {{sup|1}}/{{sub|2}}", "2/3, 3 1/2, 1/2"),
+        (
+            "10<sup>9</sup> m<sup>\u22122</sup>, Ca<sup>2+</sup>, e<sup>&minus;</sup>, km{{sup|2}}",
+            "10⁹ m⁻², Ca²⁺, e⁻, km²",
+        ),
+        (
+            "10<sup>''9''</sup>, 10<sup>&nbsp;9<ref>x</ref></sup>, 10<sup>{{minus}}<small>9</small></sup>",
+            "10⁹, 10⁹, 10⁻⁹",
+        ),
+        ("10<sup>&#8722;9</sup>, 10<SUP>\u20119</SUP>, <sup>14</sup>C", "10⁻⁹, 10⁻⁹, ¹⁴C"),
+        ("2<sup>{{frac|1|12}}</sup>, 10<sup>0.4</sup>, x<sup>2,3</sup>", "2^(1/12), 10^(0.4), x2,3"),
+        ("1<sup>st</sup>, x{{sup|n}}, y<sup>[1]</sup>, 10<sup>long words</sup>", "1st, xn, y[1], 10long words"),
+        ("H<sub>2</sub>O, 1010<sub>2</sub>, log<sub>10</sub>100, x<sub>n</sub>", "H2O, 1010₂, log₁₀100, xn"),
+        ("{{chem|SO|4|2-}}, {{chem2|SO4(2-)}}, {{chem|H|2|O}}", "SO4²⁻, SO4²⁻, H2O"),
+        ("1.5{{e|9}}, XIX{{e}}, 2{{x10^|-3}}", "1.5\u00d710⁹, XIXe, 2\u00d710⁻³"),
+    ],
+)
+def test_a_figure_keeps_its_meaning(markup: str, expected: str) -> None:
+    assert plain_text(markup) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("val|6.241|e=18|u=C", "6.241\u00d710¹⁸ C"),
+        ("val|5|up=s", "5 /s"),
+        ("val|1.2|0.1|e=-3|u=m", "(1.2±0.1)\u00d710⁻³ m"),
+        ("val|1.602|(83)|e=-19|ul=C", "1.602(83)\u00d710⁻¹⁹ C"),
+        ("val|5|+0.2|-0.3|u=Gyr", "5 +0.2 \u22120.3 Gyr"),
+        ("val|2|to|3|u=km", "2 to 3 km"),
+        ("val|50|-|100|u=K", "50\u2013100 K"),
+        ("val|9.8|u=m/s2", "9.8 m/s²"),
+        ("val|1000|u=kg|up=m3", "1000 kg/m³"),
+        ("val|5|u=deg", "5°"),
+        ("val|25|u=degC", "25 °C"),
+        ("val|1.2e6|u=um", "1.2\u00d710⁶ µm"),
+        ("val|e=6|u=K", "10⁶ K"),
+        ("val", ""),
+        ("unité|5|e=3|kg", "5\u00d710³ kg"),
+        ("unité|9.8|m||s|-2", "9.8 m s⁻²"),
+        ("unité|1.23|m|/s|-2|±=0.05|e=5", "(1.23±0.05)\u00d710⁵ m/s⁻²"),
+        ("unité|10|+=1|-=2|m", "10 +1 \u22122 m"),
+        ("unidad|5|km|2", "5 km²"),
+        ("nombre|1.5|e=6|habitants", "1.5\u00d710⁶ habitants"),
+        ("convert|5|km2|sqmi", "5 km²"),
+        ("cvt|2|sqmi", "2 sq mi"),
+        ("convert|1|ft3|m3", "1 cu ft"),
+        ("convert|20|-|25|C|F", "20\u201325 °C"),
+        ("convert|3|±|6|ft", "3 ± 6 ft"),
+        ("cvt|3|kg/m3", "3 kg/m³"),
+        ("convert|1.5|e6km2", "1.5 million km²"),
+        ("convert|12|PD/sqmi", "12 inhabitants/sq mi"),
+        ("convert|4|acre|m2", "4 acre"),
+    ],
+)
+def test_the_signs_of_units_errors_and_powers(body: str, expected: str) -> None:
+    assert plain_text(f"{{{{{body}}}}}") == expected
+
+
+@pytest.mark.parametrize(
+    "opaque",
+    [
+        "begin with <nowiki><!--</nowiki>.<ref>Cite 1</ref> They end with <nowiki>--></nowiki>.",
+        "begin with <syntaxhighlight><!-- a</syntaxhighlight>.<ref>b</ref> They end with <source>c --></source>.",
+        "begin with <ref>a <!-- b</ref>.<ref>c --></ref> They end with.",
+    ],
+)
+def test_a_comment_that_is_only_shown_is_none(opaque: str) -> None:
+    assert plain_text(opaque) == "begin with. They end with."
 
 
 @pytest.mark.parametrize(
@@ -218,6 +282,10 @@ WORST = {
     "stops": "http://a" + "." * 300_000,
     "addresses that are stops": "http://." * 40_000,
     "raised": "<sup>2" * 50_000,
+    "raised blanks": "<sup>" + " " * 300_000,
+    "raised tags": "<sup>" + "<b>" * 100_000,
+    "fractions": "<sup>1</sup>" + " " * 300_000,
+    "quotes after a number": "{{frac|2}} 5" + "''" * 150_000,
     "nowiki": "<nowiki>" * 50_000,
     "angles": "<" * 300_000,
     "tags": "<span a='" * 40_000,

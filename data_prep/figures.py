@@ -1,0 +1,195 @@
+"""Figures of wikitext -> what a reader sees of them: measures, values with errors and powers, fractions, formulas.
+
+10<sup>9</sup> is no 109. Raised digits and signs are Unicode's superscripts; a fraction begins with PLUS, so that what
+stands before it can be told apart from it.
+"""
+
+import html
+import re
+
+from data_prep.brackets import HOLE, PLUS
+
+# Positional arguments (the first one is at 0) and named ones.
+Arguments = tuple[list[str], dict[str, str]]
+MINUS = "\u2212"
+# Between two numbers of {{convert|2|to|4|km}}.
+_RANGE = {
+    "to",
+    "and",
+    "or",
+    "by",
+    "x",
+    "+/-",
+    "to(-)",
+    "and(-)",
+    "-",
+    "\u2013",
+    "\u00d7",
+    "\u00b1",
+    ", and",
+    "to about",
+}
+# Units that share a measure, the larger ones first: {{convert|6|ft|2|in|m}}.
+_SHARED = (("mi", "furlong", "ch", "yd", "ft", "in"), ("st", "lb", "oz"))
+# The codes of units that are not written as they are shown.
+_CODES = {"kmh": "km/h", "lbs": "lb", "USgal": "US gal", "impgal": "imp gal", "sqm": "m2", "sqkm": "km2"} | {
+    "um": "\u00b5m",
+    "deg": "\u00b0",
+    "degC": "\u00b0C",
+    "degF": "\u00b0F",
+}
+_DEGREES = re.compile(r"([CFR])(?:-change)?")
+_COUNTS = {"3": "thousand", "6": "million", "9": "billion", "12": "trillion"}
+
+_SUP, _SUB = (rf"<{tag}\b[^<>]*>\s*(\d+)\s*</{tag}\s*>" for tag in ("sup", "sub"))
+_SPLIT = re.compile(rf"{_SUP}\s*(?:[/\u2044]|&frasl;)\s*{_SUB}", re.IGNORECASE)
+# Other tags may stand in it, and not many words.
+_RAISED = re.compile(r"<sup\b[^<>]*>((?:[^<>]|<(?!/?su[bp]\b)[^<>]{0,60}>){1,60}?)</sup\s*>", re.IGNORECASE)
+_LOWERED = re.compile(_SUB, re.IGNORECASE)
+_BARE = re.compile(rf"<[^<>]*>|''+|[{HOLE}{PLUS}\s]")
+_AFTER_NUMBER = re.compile(rf"(?<=\d)(['{HOLE}]*){PLUS}")
+_SIGNS = dict.fromkeys("-\u2010\u2011\u2013", MINUS)
+_ABOVE = str.maketrans(
+    f"0123456789+{MINUS}", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b"
+)
+_BELOW = str.maketrans("0123456789", "".join(map(chr, range(0x2080, 0x208A))))
+
+
+def levelled(text: str) -> str:
+    """The text with its raised and lowered figures on the line; to be called before tags are dropped."""
+    if "<sup" in text or "<SUP" in text:
+        text = _RAISED.sub(_superscript, _SPLIT.sub(rf"{PLUS}\1/\2", text))
+    if "<sub" in text or "<SUB" in text:
+        text = _LOWERED.sub(_subscript, text)
+    return _AFTER_NUMBER.sub(r"\1 ", text).replace(PLUS, "") if PLUS in text else text
+
+
+def _superscript(match: re.Match[str]) -> str:
+    shown = _BARE.sub("", html.unescape(match[1])).translate(str.maketrans(_SIGNS))
+    if re.fullmatch(rf"[0-9+{MINUS}]+", shown):
+        return shown.translate(_ABOVE)
+    if re.fullmatch(rf"{MINUS}?[0-9]+[.,/][0-9]+", shown) and _digit(match.string, match.start() - 1):
+        return f"^({shown})"
+    return match[0]
+
+
+def _subscript(match: re.Match[str]) -> str:
+    """H<sub>2</sub>O is H2O; between digits it would be one of them."""
+    beside = _digit(match.string, match.start() - 1) or _digit(match.string, match.end())
+    return match[1].translate(_BELOW) if beside else match[1]
+
+
+def _digit(text: str, place: int) -> bool:
+    return 0 <= place < len(text) and text[place].isdecimal()
+
+
+def unit(code: str) -> str:
+    """The sign of a unit: `km2` -> `km²`, `sqmi` -> `sq mi`, `PD/km2` -> `inhabitants/km²`; a number is its own."""
+    if not code or code.lstrip(f"+-{MINUS}{PLUS}.")[:1].isdecimal():
+        return code
+    count = re.match(r"e(3|6|9|12)(?=[A-Za-z])", code)
+    code = code[count.end() :] if count else code
+    sign = re.sub(r"\bPD/", "inhabitants/", _CODES.get(code, code))
+    sign = re.sub(r"\b(sq|cu)(nmi|mi|yd|ft|in)\b", r"\1 \2", sign)
+    sign = re.sub(r"\b(nmi|mi|yd|ft|in)([23])\b", lambda m: f"{'sq' if m[2] == '2' else 'cu'} {m[1]}", sign)
+    sign = re.sub(rf"(?<=[A-Za-z\u00b5\u03a9])[-{MINUS}]?[1-9]\b", r"<sup>\g<0></sup>", sign)
+    return f"{_COUNTS[count[1]]} {sign}" if count else sign
+
+
+def measure(arguments: Arguments) -> str:
+    """`2|to|4|km|mi` -> `2 to 4 km`: the source's own figures, without the conversion."""
+    words = arguments[0]
+    end = _range(words)
+    while end + 2 < len(words) and _goes_on(*words[end : end + 3]):
+        end += 2
+    signs = [_DEGREES.sub("\u00b0\\1", word) if _DEGREES.fullmatch(word) else unit(word) for word in words[: end + 1]]
+    return _dashed(" ".join(signs))
+
+
+def _range(words: list[str]) -> int:
+    """How many words its numbers take, with what stands between them."""
+    end = 1
+    while end + 1 < len(words) and words[end] in _RANGE:
+        end += 2
+    return end
+
+
+def _dashed(text: str) -> str:
+    return re.sub(" [-\u2013] ", "\u2013", text)
+
+
+def _goes_on(unit: str, number: str, smaller: str) -> bool:
+    """Whether `2|in` after `ft` is of the same measure."""
+    shared = any(unit in units and smaller in units[units.index(unit) + 1 :] for units in _SHARED)
+    return shared and number.lstrip(PLUS)[:1].isdecimal()
+
+
+def fraction(arguments: Arguments) -> str:
+    """`3|1|2` -> `3 1/2`, `1|2` -> `1/2`, `2` -> `1/2`."""
+    words = arguments[0]
+    if len(words) < 3:
+        return PLUS + "/".join(words if len(words) == 2 else ["1", *words]) if words else HOLE
+    return " ".join([*words[:-2], "/".join(words[-2:])])
+
+
+def value(arguments: Arguments) -> str:
+    """{{val}}: `6.2|0.1|e=18|u=C` -> `(6.2±0.1)×10¹⁸ C`, `2|to|3|u=m2` -> `2 to 3 m²`."""
+    words, named = arguments
+    if not words:
+        return f"10<sup>{named['e']}</sup>{_units(named)}" if named.get("e") else HOLE
+    end = _range(words)
+    number = re.sub(rf"(?<=\d)e([+{MINUS}-]?\d+)$", "\u00d710<sup>\\1</sup>", _dashed(" ".join(words[:end])))
+    shown = _powered(number, _error(words[end : end + 2]), named.get("e"))
+    return shown + _units(named)
+
+
+def _units(named: dict[str, str]) -> str:
+    over, under = (unit(named.get(name) or named.get(f"{name}l") or "") for name in ("u", "up"))
+    if not over and not under:
+        return ""
+    return ("" if over == "\u00b0" else " ") + over + ("/" if under else "") + under
+
+
+def _error(errors: list[str]) -> str:
+    """`0.1` -> `±0.1`, `(3)` -> `(3)`, `0.2` and `0.3` -> ` +0.2 −0.3`."""
+    if len(errors) == 2:
+        above, below = (error.lstrip(f"+-{MINUS}") for error in errors)
+        return f" +{above} {MINUS}{below}"
+    return "".join(error if error.startswith("(") else f"\u00b1{error}" for error in errors if error)
+
+
+def _powered(number: str, error: str, power: str | None) -> str:
+    if not power:
+        return number + error
+    whole = number + error if error[:1] in ("", "(") else f"({number}{error})"
+    return f"{whole}\u00d710<sup>{power}</sup>"
+
+
+def quantity(arguments: Arguments) -> str:
+    """{{unité}}: `5|m|2|s|-1` -> `5 m² s⁻¹`, `5|±=1|e=3|kg` -> `(5±1)×10³ kg`."""
+    words, named = arguments
+    for word in [word for word in words if re.match(r"[±+]\s*=", word)]:
+        words.remove(word)
+        named[word[0]] = word.partition("=")[2].strip()
+    errors = [named["+"], named["-"]] if "+" in named and "-" in named else [named.get("±", "")]
+    shown = _powered(words[0] if words else "", _error(errors), named.get("e"))
+    for place, word in enumerate(words[1:], 1):
+        exponent = re.fullmatch(f"([+{MINUS}-]?)[0-9]{{1,2}}", word)
+        if exponent and place > 1 and (exponent[1] or place % 2 == 0):
+            shown += f"<sup>{word}</sup>"
+        else:
+            shown += f"{'' if word[:1] == '/' else ' '}{unit(word)}".rstrip()
+    return shown
+
+
+def formula(arguments: Arguments) -> str:
+    """`SO|4|2-` and `SO4(2-)` -> `SO4²⁻`."""
+    charge = f"[0-9]*[+{MINUS}-]"
+    joined = "".join(f"<sup>{word}</sup>" if re.fullmatch(charge, word) else word for word in arguments[0])
+    return re.sub(rf"\(({charge})\)", r"<sup>\1</sup>", joined)
+
+
+def power_of_ten(arguments: Arguments) -> str:
+    """`9` -> `×10⁹`; with nothing it is French: XIX{{e}}."""
+    words = arguments[0]
+    return f"\u00d710<sup>{words[0]}</sup>" if words and re.fullmatch(f"[+{MINUS}-]?[0-9]+", words[0]) else "e"
