@@ -6,6 +6,7 @@ stands before it can be told apart from it.
 
 import html
 import re
+from collections.abc import Callable
 
 from data_prep.brackets import HOLE, PLUS
 
@@ -14,21 +15,12 @@ Arguments = tuple[list[str], dict[str, str]]
 MINUS = "\u2212"
 # Between two numbers of {{convert|2|to|4|km}}.
 _RANGE = {
-    "to",
-    "and",
-    "or",
-    "by",
-    "x",
-    "+/-",
-    "to(-)",
-    "and(-)",
-    "-",
-    "\u2013",
-    "\u00d7",
-    "\u00b1",
-    ", and",
-    "to about",
+    word: word for word in ("to", "and", "or", "by", "x", "-", "\u2013", "\u00d7", "\u00b1", "+", ",", "to about")
 }
+_RANGE |= {"to(-)": "to", "and(-)": "and", ", and": ", and", ", or": ", or", "to-": "to", "xx": "\u00d7", "*": "\u00d7"}
+_RANGE |= {"+/-": "\u00b1", "&plusmn;": "\u00b1", "&times;": "\u00d7", "&ndash;": "\u2013", "&": "and"}
+# The same in French and Spanish.
+_AND = {*_RANGE, "\u00e0", "a", "et", "ou", "y", "o", "par", "por"}
 # Units that share a measure, the larger ones first: {{convert|6|ft|2|in|m}}.
 _SHARED = (("mi", "furlong", "ch", "yd", "ft", "in"), ("st", "lb", "oz"))
 # The codes of units that are not written as they are shown.
@@ -39,15 +31,21 @@ _CODES = {"kmh": "km/h", "lbs": "lb", "USgal": "US gal", "impgal": "imp gal", "s
     "degF": "\u00b0F",
 }
 _DEGREES = re.compile(r"([CFR])(?:-change)?")
+# Digits after other letters are no exponents: CO2, F1.
+_EXPONENT = re.compile(
+    r"(?<![A-Za-z])((?:da|[TGMkhdcm\u00b5np])?(?:m|s|g|K|J|W|Pa|Hz|mol|cd|sr|rad|eV|[lL])|h|min|yr|a)"
+    rf"([-{MINUS}]?[1-9])\b(?!;)"
+)
+_LONGEST = 40  # signs of a unit or a power; what is longer is text
 _COUNTS = {"3": "thousand", "6": "million", "9": "billion", "12": "trillion"}
 
 _SUP, _SUB = (rf"<{tag}\b[^<>]*>\s*(\d+)\s*</{tag}\s*>" for tag in ("sup", "sub"))
-_SPLIT = re.compile(rf"{_SUP}\s*(?:[/\u2044]|&frasl;)\s*{_SUB}", re.IGNORECASE)
+_SPLIT = re.compile(rf"{_SUP}\s*(?:[/\u2044]|&frasl;|&#8260;)\s*{_SUB}", re.IGNORECASE)
 # Other tags may stand in it, and not many words.
-_RAISED = re.compile(r"<sup\b[^<>]*>((?:[^<>]|<(?!/?su[bp]\b)[^<>]{0,60}>){1,60}?)</sup\s*>", re.IGNORECASE)
+_RAISED = re.compile(r"<sup\b[^<>]*>((?:[^<>]|<(?!/?su[bp]\b)[^<>]{0,60}>){1,60}?)</sup\s*>(?!\s*</sup)", re.IGNORECASE)
 _LOWERED = re.compile(_SUB, re.IGNORECASE)
 _BARE = re.compile(rf"<[^<>]*>|''+|[{HOLE}{PLUS}\s]")
-_AFTER_NUMBER = re.compile(rf"(?<=\d)(['{HOLE}]*){PLUS}")
+_AFTER_NUMBER = re.compile(rf"(?<=\d)((?:['{HOLE}]|<[^<>]{{1,60}}>)*){PLUS}")
 _SIGNS = dict.fromkeys("-\u2010\u2011\u2013", MINUS)
 _ABOVE = str.maketrans(
     f"0123456789+{MINUS}", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b"
@@ -80,19 +78,19 @@ def _subscript(match: re.Match[str]) -> str:
 
 
 def _digit(text: str, place: int) -> bool:
-    return 0 <= place < len(text) and text[place].isdecimal()
+    return 0 <= place < len(text) and text[place].isdigit()
 
 
 def unit(code: str) -> str:
     """The sign of a unit: `km2` -> `km²`, `sqmi` -> `sq mi`, `PD/km2` -> `inhabitants/km²`; a number is its own."""
-    if not code or code.lstrip(f"+-{MINUS}{PLUS}.")[:1].isdecimal():
+    if not code or len(code) > _LONGEST or code.lstrip(f"+-{MINUS}{PLUS}.")[:1].isdecimal():
         return code
     count = re.match(r"e(3|6|9|12)(?=[A-Za-z])", code)
     code = code[count.end() :] if count else code
     sign = re.sub(r"\bPD/", "inhabitants/", _CODES.get(code, code))
     sign = re.sub(r"\b(sq|cu)(nmi|mi|yd|ft|in)\b", r"\1 \2", sign)
     sign = re.sub(r"\b(nmi|mi|yd|ft|in)([23])\b", lambda m: f"{'sq' if m[2] == '2' else 'cu'} {m[1]}", sign)
-    sign = re.sub(rf"(?<=[A-Za-z\u00b5\u03a9])[-{MINUS}]?[1-9]\b", r"<sup>\g<0></sup>", sign)
+    sign = sign if " " in code else _EXPONENT.sub(r"\1<sup>\2</sup>", sign)
     return f"{_COUNTS[count[1]]} {sign}" if count else sign
 
 
@@ -102,8 +100,12 @@ def measure(arguments: Arguments) -> str:
     end = _range(words)
     while end + 2 < len(words) and _goes_on(*words[end : end + 3]):
         end += 2
-    signs = [_DEGREES.sub("\u00b0\\1", word) if _DEGREES.fullmatch(word) else unit(word) for word in words[: end + 1]]
-    return _dashed(" ".join(signs))
+    return _dashed(" ".join(map(_sign, words[: end + 1])))
+
+
+def _sign(word: str) -> str:
+    """A number, what stands between two, or a unit of {{convert}}, where `C` is no coulomb."""
+    return _DEGREES.sub("\u00b0\\1", word) if _DEGREES.fullmatch(word) else _RANGE.get(word) or unit(word)
 
 
 def _range(words: list[str]) -> int:
@@ -115,7 +117,8 @@ def _range(words: list[str]) -> int:
 
 
 def _dashed(text: str) -> str:
-    return re.sub(" [-\u2013] ", "\u2013", text)
+    # A long one is text, perhaps of many templates in each other.
+    return re.sub(" [-\u2013] ", "\u2013", text).replace(" ,", ",") if len(text) <= 5 * _LONGEST else text
 
 
 def _goes_on(unit: str, number: str, smaller: str) -> bool:
@@ -138,21 +141,23 @@ def value(arguments: Arguments) -> str:
     if not words:
         return f"10<sup>{named['e']}</sup>{_units(named)}" if named.get("e") else HOLE
     end = _range(words)
-    number = re.sub(rf"(?<=\d)e([+{MINUS}-]?\d+)$", "\u00d710<sup>\\1</sup>", _dashed(" ".join(words[:end])))
+    number = _dashed(" ".join(_RANGE.get(word, word) for word in words[:end]))
+    if len(number) <= _LONGEST:
+        number = re.sub(rf"(?<=\d)e([+{MINUS}-]?\d+)$", "\u00d710<sup>\\1</sup>", number)
     shown = _powered(number, _error(words[end : end + 2]), named.get("e"))
-    return shown + _units(named)
+    return named.get("p", "") + shown + named.get("s", "") + _units(named) + named.get("end", "")
 
 
 def _units(named: dict[str, str]) -> str:
     over, under = (unit(named.get(name) or named.get(f"{name}l") or "") for name in ("u", "up"))
     if not over and not under:
         return ""
-    return ("" if over == "\u00b0" else " ") + over + ("/" if under else "") + under
+    return ("" if over in ("\u00b0", "%") else " ") + over + ("/" if under else "") + under
 
 
 def _error(errors: list[str]) -> str:
     """`0.1` -> `±0.1`, `(3)` -> `(3)`, `0.2` and `0.3` -> ` +0.2 −0.3`."""
-    if len(errors) == 2:
+    if len(errors) == 2 and not errors[0].startswith("("):
         above, below = (error.lstrip(f"+-{MINUS}") for error in errors)
         return f" +{above} {MINUS}{below}"
     return "".join(error if error.startswith("(") else f"\u00b1{error}" for error in errors if error)
@@ -166,20 +171,28 @@ def _powered(number: str, error: str, power: str | None) -> str:
 
 
 def quantity(arguments: Arguments) -> str:
-    """{{unité}}: `5|m|2|s|-1` -> `5 m² s⁻¹`, `5|±=1|e=3|kg` -> `(5±1)×10³ kg`."""
-    words, named = arguments
-    for word in [word for word in words if re.match(r"[±+]\s*=", word)]:
-        words.remove(word)
-        named[word[0]] = word.partition("=")[2].strip()
+    """{{unité}}: `5|m|2|s|-1` -> `5 m² s⁻¹`, `5|±=1|e=3|kg` -> `(5±1)×10³ kg`, `5|à|6|km` -> `5 à 6 km`."""
+    given, named = arguments
+    words = [word for word in given if not re.match(r"[±+]\s*=", word)]
+    named |= {word[0]: word.partition("=")[2].strip() for word in given if re.match(r"[±+]\s*=", word)}
     errors = [named["+"], named["-"]] if "+" in named and "-" in named else [named.get("±", "")]
-    shown = _powered(words[0] if words else "", _error(errors), named.get("e"))
+    number = "".join(words[:1]) + "".join(f" {name} {named[name]}" for name in ("à", "et", "ou") if name in named)
+    shown = [_powered(_spelt(number), _error(errors), named.get("e"))]
     for place, word in enumerate(words[1:], 1):
         exponent = re.fullmatch(f"([+{MINUS}-]?)[0-9]{{1,2}}", word)
-        if exponent and place > 1 and (exponent[1] or place % 2 == 0):
-            shown += f"<sup>{word}</sup>"
+        if exponent and place > 1 and words[place - 1] not in _AND and (exponent[1] or place % 2 == 0):
+            shown.append(f"<sup>{word}</sup>")
         else:
-            shown += f"{'' if word[:1] == '/' else ' '}{unit(word)}".rstrip()
-    return shown
+            shown.append(f"{'' if word[:1] == '/' else ' '}{unit(word)}".rstrip())
+    return "".join(shown)
+
+
+def _spelt(number: str) -> str:
+    """All of a quantity in one argument: `1.2 e5 m/s-2`."""
+    if len(number) > _LONGEST:
+        return number
+    number = re.sub(rf" e([+{MINUS}-]?\d+)\b", "\u00d710<sup>\\1</sup>", number)
+    return " ".join(map(unit, number.split(" ")))
 
 
 def formula(arguments: Arguments) -> str:
@@ -189,7 +202,11 @@ def formula(arguments: Arguments) -> str:
     return re.sub(rf"\(({charge})\)", r"<sup>\1</sup>", joined)
 
 
-def power_of_ten(arguments: Arguments) -> str:
-    """`9` -> `×10⁹`; with nothing it is French: XIX{{e}}."""
-    words = arguments[0]
-    return f"\u00d710<sup>{words[0]}</sup>" if words and re.fullmatch(f"[+{MINUS}-]?[0-9]+", words[0]) else "e"
+def power_of_ten(before: str) -> Callable[[Arguments], str]:
+    """`9` -> `×10⁹`; with nothing {{e}} is French: XIX{{e}}."""
+    return lambda arguments: f"{before}10<sup>{arguments[0][0]}</sup>" if any(arguments[0][:1]) else "e"
+
+
+def raised(arguments: Arguments) -> str:
+    text = "".join(arguments[0][:1])
+    return f"<sup>{text}</sup>" if len(text) <= _LONGEST else text

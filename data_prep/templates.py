@@ -10,7 +10,7 @@ from data_prep import figures
 from data_prep.brackets import HOLE, PIPE
 from data_prep.figures import Arguments
 
-_NAMED = re.compile(r"\s*([\w -]{1,30}?)\s*=")
+_NAMED = re.compile(r"\s*+([\w-][\w -]{0,29}?)\s*+=")
 
 
 def prose(body: str) -> str | None:
@@ -118,12 +118,13 @@ _SHOWN = {
     **_table(_after("As of "), "as of"),
     **_table(_after("c. "), "circa, c., circa year"),
     **_table(figures.formula, "chem, chem2"),
-    **_table(_between("<sup>", "</sup>"), "sup, exp, exposant"),
+    **_table(figures.raised, "sup, exp, exposant"),
     **_table(_between("<sub>", "</sub>"), "sub, indice"),
     **_table(figures.fraction, "frac, sfrac, fraction"),
     **_table(figures.value, "val"),
     **_table(figures.quantity, "unité, unite, unidad, nombre"),
-    **_table(figures.power_of_ten, "e, x10^"),
+    **_table(figures.power_of_ten("\u00d7"), "e, x10^, x10"),
+    **_table(figures.power_of_ten(""), "10^"),
     **_table(_fixed(figures.MINUS), "minus"),
     **_table(_joined("\u2013"), "dash year"),
     **_table(_joined(" "), "число, tmp, date, date-"),

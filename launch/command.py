@@ -74,7 +74,7 @@ def environment(nproc: int, hub: bool = False) -> dict[str, str]:
     if not torch.cuda.is_available():
         # The caller's own number is kept, since another command may share the cores and too many threads make both
         # crawl; that of a surrounding rank is torchrun's.
-        own = os.environ.get("OMP_NUM_THREADS") if not RANKS & os.environ.keys() else None
+        own = os.environ.get("OMP_NUM_THREADS") if not {"RANK", "LOCAL_RANK"} & os.environ.keys() else None
         threads = own or str(max(1, cores() // nproc))
         settings |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": threads}
         # Every step frees and asks again for the same large buffers. Kept in the heap they cost no page faults, which

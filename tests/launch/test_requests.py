@@ -192,10 +192,13 @@ def test_a_pod_that_is_a_rank_itself_makes_no_ranks_of_its_workers(monkeypatch: 
 def test_the_callers_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("launch.command.cores", lambda: 8)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("OMP_NUM_THREADS", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
     assert environment(2)["OMP_NUM_THREADS"] == "4"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert environment(2)["OMP_NUM_THREADS"] == "3"
+    monkeypatch.setenv("RANK", "0")  # then it is torchrun's
+    assert environment(2)["OMP_NUM_THREADS"] == "4"
 
 
 def test_machines_that_pdsh_does_not_reach_are_refused(
