@@ -107,7 +107,8 @@ class _Stack:
 
     def words(self, body: str) -> str:
         target, _, label = body.partition("|")
-        if target.lstrip().startswith(":") and label.strip(_NOTHING) and "\n\n" not in body:
+        disabled = "|" in label and _MEDIA_ENDING.search(target)  # a picture with its options
+        if target.lstrip().startswith(":") and label.strip(_NOTHING) and "\n\n" not in body and not disabled:
             return label  # [[:File:A.png|the map]] points to a picture and shows none
         if ":" not in target:
             if "\n\n" in body or _MEDIA_ENDING.search(target):

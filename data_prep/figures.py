@@ -20,7 +20,7 @@ _RANGE = {
 _RANGE |= {"to(-)": "to", "and(-)": "and", ", and": ", and", ", or": ", or", "to-": "to", "xx": "\u00d7", "*": "\u00d7"}
 _RANGE |= {"+/-": "\u00b1", "&plusmn;": "\u00b1", "&times;": "\u00d7", "&ndash;": "\u2013", "&": "and"}
 # The same in French and Spanish.
-_AND = {*_RANGE, "\u00e0", "a", "et", "ou", "y", "o", "par", "por"}
+_AND = {*_RANGE, "\u00e0", "a", "et", "ou", "y", "o", "par", "por", "sur", "au", "contre", "X", "\u2014"}
 # Units that share a measure, the larger ones first: {{convert|6|ft|2|in|m}}.
 _SHARED = (("mi", "furlong", "ch", "yd", "ft", "in"), ("st", "lb", "oz"))
 # The codes of units that are not written as they are shown.
@@ -36,11 +36,16 @@ _EXPONENT = re.compile(
     r"(?<![A-Za-z])((?:da|[TGMkhdcm\u00b5np])?(?:m|s|g|K|J|W|Pa|Hz|mol|cd|sr|rad|eV|[lL])|h|min|yr|a)"
     rf"([-{MINUS}]?[1-9])\b(?!;)"
 )
+_POWER = re.compile(f"[+{MINUS}-][0-9]{{1,2}}|[2-9]")
 _LONGEST = 40  # signs of a unit or a power; what is longer is text
 _COUNTS = {"3": "thousand", "6": "million", "9": "billion", "12": "trillion"}
 
 _SUP, _SUB = (rf"<{tag}\b[^<>]*>\s*(\d+)\s*</{tag}\s*>" for tag in ("sup", "sub"))
-_SPLIT = re.compile(rf"{_SUP}\s*(?:[/\u2044]|&frasl;|&#8260;)\s*{_SUB}", re.IGNORECASE)
+_SPLIT = re.compile(
+    rf"(?<![A-Za-z]){_SUP}\s*(?:[/\u2044\u2215]|&frasl;|&#8260;|&#x2044;)\s*"
+    rf"(?:{_SUB}|<(small|sup)\b[^<>]*>(\d+)</(?:small|sup)>|(\d+)\b)",
+    re.IGNORECASE,
+)
 # Other tags may stand in it, and not many words.
 _RAISED = re.compile(r"<sup\b[^<>]*>((?:[^<>]|<(?!/?su[bp]\b)[^<>]{0,60}>){1,60}?)</sup\s*>(?!\s*</sup)", re.IGNORECASE)
 _LOWERED = re.compile(_SUB, re.IGNORECASE)
@@ -56,7 +61,7 @@ _BELOW = str.maketrans("0123456789", "".join(map(chr, range(0x2080, 0x208A))))
 def levelled(text: str) -> str:
     """The text with its raised and lowered figures on the line; to be called before tags are dropped."""
     if "<sup" in text or "<SUP" in text:
-        text = _RAISED.sub(_superscript, _SPLIT.sub(rf"{PLUS}\1/\2", text))
+        text = _RAISED.sub(_superscript, _SPLIT.sub(lambda m: f"{PLUS}{m[1]}/{m[2] or m[4] or m[5]}", text))
     if "<sub" in text or "<SUB" in text:
         text = _LOWERED.sub(_subscript, text)
     return _AFTER_NUMBER.sub(r"\1 ", text).replace(PLUS, "") if PLUS in text else text
@@ -139,7 +144,7 @@ def value(arguments: Arguments) -> str:
     """{{val}}: `6.2|0.1|e=18|u=C` -> `(6.2±0.1)×10¹⁸ C`, `2|to|3|u=m2` -> `2 to 3 m²`."""
     words, named = arguments
     if not words:
-        return f"10<sup>{named['e']}</sup>{_units(named)}" if named.get("e") else HOLE
+        return f"10{_sup(named['e'])}{_units(named)}" if named.get("e") else HOLE
     end = _range(words)
     number = _dashed(" ".join(_RANGE.get(word, word) for word in words[:end]))
     if len(number) <= _LONGEST:
@@ -157,17 +162,21 @@ def _units(named: dict[str, str]) -> str:
 
 def _error(errors: list[str]) -> str:
     """`0.1` -> `±0.1`, `(3)` -> `(3)`, `0.2` and `0.3` -> ` +0.2 −0.3`."""
-    if len(errors) == 2 and not errors[0].startswith("("):
-        above, below = (error.lstrip(f"+-{MINUS}") for error in errors)
-        return f" +{above} {MINUS}{below}"
-    return "".join(error if error.startswith("(") else f"\u00b1{error}" for error in errors if error)
+    shown = [html.unescape(error).lstrip(f"+-{MINUS}\u00b1") for error in errors if 0 < len(error) <= _LONGEST]
+    if len(shown) == 2 and not shown[0].startswith("("):
+        return f" +{shown[0]} {MINUS}{shown[1]}"
+    return "".join(error if error.startswith("(") else f"\u00b1{error}" for error in shown)
 
 
 def _powered(number: str, error: str, power: str | None) -> str:
     if not power:
         return number + error
     whole = number + error if error[:1] in ("", "(") else f"({number}{error})"
-    return f"{whole}\u00d710<sup>{power}</sup>"
+    return f"{whole}\u00d710{_sup(power)}"
+
+
+def _sup(text: str) -> str:
+    return f"<sup>{text}</sup>" if len(text) <= _LONGEST else text
 
 
 def quantity(arguments: Arguments) -> str:
@@ -179,8 +188,8 @@ def quantity(arguments: Arguments) -> str:
     number = "".join(words[:1]) + "".join(f" {name} {named[name]}" for name in ("à", "et", "ou") if name in named)
     shown = [_powered(_spelt(number), _error(errors), named.get("e"))]
     for place, word in enumerate(words[1:], 1):
-        exponent = re.fullmatch(f"([+{MINUS}-]?)[0-9]{{1,2}}", word)
-        if exponent and place > 1 and words[place - 1] not in _AND and (exponent[1] or place % 2 == 0):
+        is_exponent = re.fullmatch(f"[+{MINUS}-][0-9]{{1,2}}", word) if place % 2 else _POWER.fullmatch(word)
+        if is_exponent and place > 1 and words[place - 1] not in _AND and not words[place - 1][:1].isdecimal():
             shown.append(f"<sup>{word}</sup>")
         else:
             shown.append(f"{'' if word[:1] == '/' else ' '}{unit(word)}".rstrip())
@@ -197,16 +206,28 @@ def _spelt(number: str) -> str:
 
 def formula(arguments: Arguments) -> str:
     """`SO|4|2-` and `SO4(2-)` -> `SO4²⁻`."""
-    charge = f"[0-9]*[+{MINUS}-]"
-    joined = "".join(f"<sup>{word}</sup>" if re.fullmatch(charge, word) else word for word in arguments[0])
-    return re.sub(rf"\(({charge})\)", r"<sup>\1</sup>", joined)
+    words, charge = arguments[0], f"[0-9]*[+{MINUS}-]"
+    # A bare sign in the place of a symbol joins two: CO|2|+|H|2|O.
+    last = len(words) - 1
+    shown = [
+        f"<sup>{word}</sup>"
+        if len(word) <= _LONGEST and re.fullmatch(charge, word) and (len(word) > 1 or place % 2 or place == last)
+        else word
+        for place, word in enumerate(words)
+    ]
+    joined = "".join(shown)
+    return re.sub(rf"(?<=[\w\])])\(({charge})\)", r"<sup>\1</sup>", joined) if len(joined) <= 5 * _LONGEST else joined
 
 
 def power_of_ten(before: str) -> Callable[[Arguments], str]:
     """`9` -> `×10⁹`; with nothing {{e}} is French: XIX{{e}}."""
-    return lambda arguments: f"{before}10<sup>{arguments[0][0]}</sup>" if any(arguments[0][:1]) else "e"
+    return lambda arguments: f"{before}10{_sup(arguments[0][0])}" if any(arguments[0][:1]) else "e"
 
 
 def raised(arguments: Arguments) -> str:
+    return _sup("".join(arguments[0][:1]))
+
+
+def lowered(arguments: Arguments) -> str:
     text = "".join(arguments[0][:1])
-    return f"<sup>{text}</sup>" if len(text) <= _LONGEST else text
+    return f"<sub>{text}</sub>" if len(text) <= _LONGEST else text

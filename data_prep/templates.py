@@ -119,7 +119,7 @@ _SHOWN = {
     **_table(_after("c. "), "circa, c., circa year"),
     **_table(figures.formula, "chem, chem2"),
     **_table(figures.raised, "sup, exp, exposant"),
-    **_table(_between("<sub>", "</sub>"), "sub, indice"),
+    **_table(figures.lowered, "sub, indice"),
     **_table(figures.fraction, "frac, sfrac, fraction"),
     **_table(figures.value, "val"),
     **_table(figures.quantity, "unité, unite, unidad, nombre"),

@@ -40,11 +40,11 @@ _EXTERNAL = re.compile(
 )
 # It ends where Chinese, Japanese or Korean goes on without a space, and before a sentence's own signs.
 _NO_ADDRESS = rf"\s<>\"\])\u201d\u2019\u00bb\u3000-\u303f\uff00-\uffef{HOLE}&"
-_IN_ADDRESS = rf"&(?!(?:nbsp|[lg]t|#0*(?:60|62|160));)|{HOLE}(?=[/=&%#?])|\u2019(?=\w)"
+_IN_ADDRESS = rf"&(?!(?:nbsp|[lg]t|#0*(?:60|62|160));)|{HOLE}(?=[/=&%#?_]|\.[A-Za-z0-9])|\u2019(?=\w)"
 _ADDRESS = re.compile(
     r"(?<![A-Za-z0-9])(?:https?|ftp)://"
     rf"(?:(?:[^{_NO_ADDRESS}\u3040-\u9fff\uac00-\ud7af]|{_IN_ADDRESS})+|(?:[^{_NO_ADDRESS}]|{_IN_ADDRESS})+)"
-    r"(?<![.,:!?])(?:(?<!;)|(?<=&amp;)|(?<=&#\d\d\d;)|(?<=&quot;)|(?<=&#\d\d;))",
+    r"(?<![.,:])(?:(?<!;)|(?<=&amp;)|(?<=&#\d\d\d;)|(?<=quot;)|(?<=quo;)|(?<=apos;)|(?<=&#\d\d;))",
     re.IGNORECASE,
 )
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z]\w{1,30});")
