@@ -63,6 +63,7 @@ def main(root: Path, out: Path) -> None:
     save(2)
     found["after"] = sorted(path.name for path in folder.iterdir())
     (out / f"{dist.rank()}.json").write_text(json.dumps(found))
+    dist.close()  # a process that ends without it is now and then aborted by gloo's threads
 
 
 if __name__ == "__main__":

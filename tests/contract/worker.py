@@ -262,6 +262,7 @@ def main(out: Path, every: bool) -> None:
         (out / "outlive.json").write_text(json.dumps([zero for zero in range(4) if outlives(zero)]))
     else:
         resume(out)
+    dist.close()  # a process that ends without it is now and then aborted by gloo's threads
 
 
 if __name__ == "__main__":

@@ -218,6 +218,7 @@ def main(out: Path, which: str) -> None:
             results[f"scale-{stage}"] = growing(stage) | {"lowest": lowest(stage)}
     if dist.is_main():
         (out / "results.json").write_text(json.dumps(results))
+    dist.close()  # a process that ends without it is now and then aborted by gloo's threads
 
 
 if __name__ == "__main__":

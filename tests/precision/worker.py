@@ -78,6 +78,7 @@ def main(out: Path, device: torch.device) -> None:
         results["-".join(map(str, case))] = run(*case, device)
     if dist.is_main():
         out.write_text(json.dumps(results))
+    dist.close()  # a process that ends without it is now and then aborted by gloo's threads
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def main(out: Path, every: bool) -> None:
         result = run(family, method, name, slots)
         if dist.is_main():
             save_file(result, out / f"{family}-{method}-{name}-{slots}-{dist.world()}.safetensors")
+    dist.close()  # a process that ends without it is now and then aborted by gloo's threads
 
 
 if __name__ == "__main__":
