@@ -149,7 +149,8 @@ class Adversary(nn.Module):
 
     def products(self, h_BLD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Both maps of h, BLD in `dtype`, whose product's signs are the map: scores' are of them, without the -1e4."""
-        h_BLD = h_BLD.detach().to(self.query.weight.dtype)
+        # Not by its name: ZeRO 3 would gather the weight for whoever reads it so, and the linear map gathers it anew.
+        h_BLD = h_BLD.detach().to(next(self.query.parameters()).dtype)
         return self.query(h_BLD).to(dtype), self.key(h_BLD).to(dtype)
 
     def noise(self, ids_BL: Tensor) -> Tensor | None:

@@ -88,6 +88,24 @@ def kind_of(folder: Path, flag: str) -> str:
     return _content(folder, "data", flag)["kind"]
 
 
+def written(folder: Path, kind: str) -> dict[str, Any] | None:
+    """The facts of a folder as it was finished, whatever its files are by now; None without a manifest, for another
+    program's and for one of another kind.
+
+    Raises: WorkError where the manifest is damaged or of an older version.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        return None
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except ValueError:
+        raise WorkError(f"{path} is damaged: it is no JSON; make the folder anew or remove the file") from None
+    if not (isinstance(content, dict) and {"kind", "facts", "files"} <= content.keys() and content["kind"] == kind):
+        return None
+    return _content(folder, kind, "")["facts"]
+
+
 def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     content = _content(folder, kind, flag)
     if content["kind"] != kind:

@@ -19,7 +19,7 @@ from benchmarks.steps import TWIN, StepName, Task, bert_config, cycle, folder_co
 from benchmarks.tables import Recorded
 from benchmarks.updates import Zero, trainer
 
-Step = Callable[[], None]
+Step = Callable[[], bool]  # whether its updates were applied
 Attention = Literal["sdpa", "eager", "compiled", "fused"]
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
-from asa import fused
+from asa import dispatch, fused
 from asa.batch import Batch
 from asa.engine import Precision
 from asa.errors import RequestError
@@ -31,9 +32,9 @@ def kernels(devices: set[str]) -> Iterator[None]:
 def without_kernels(train: Train) -> Train:
     """The same steps by torch's own operations."""
 
-    def run(batch: Batch) -> None:
+    def run(batch: Batch) -> bool:
         with kernels(set()):
-            train(batch)
+            return train(batch)
 
     return run
 
@@ -48,30 +49,28 @@ def fusible(name: str) -> bool:
 
 def with_kernels(train: Train, device: torch.device, steps: int) -> Train:
     """The same steps by the kernels. Raises RequestError in that one of `steps` by which none has come to them."""
-    from asa.fused import launch  # imports Triton
+    asked, left, begin = False, steps, dispatch.fused_attention
 
-    asked, left, begin = False, steps, launch.forward
-
-    def noted(*args: object) -> object:
+    def noted(*args: Any, **kwargs: Any) -> Any:
         nonlocal asked
         asked = True
-        return begin(*args)  # type: ignore[arg-type]
+        return begin(*args, **kwargs)
 
-    def run(batch: Batch) -> None:
+    def run(batch: Batch) -> bool:
         nonlocal left
         if asked:
             with kernels({device.type}):
-                train(batch)
-            return
-        launch.forward = noted  # type: ignore[assignment]
+                return train(batch)
+        dispatch.fused_attention = noted  # type: ignore[assignment]
         try:
             with kernels({device.type}):
-                train(batch)
+                applied = train(batch)
         finally:
-            launch.forward = begin
+            dispatch.fused_attention = begin
         left -= 1
         if not asked and left <= 0:
             raise RequestError("the fused kernels take no step of this kind; leave fused out of --attention")
+        return applied
 
     return run
 

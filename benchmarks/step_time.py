@@ -12,10 +12,12 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from asa import dist
 from asa.config import config
+from asa.errors import RequestError, WorkError
 from benchmarks.cases import Case, CasesConfig, Step, batch_of, build, cases, heading, prepare, shape_of, size, way_of
 from benchmarks.passes import cost, count
 from benchmarks.plot import check_picture, draw
@@ -33,7 +35,7 @@ from benchmarks.steps import (
     twin_model,
 )
 from benchmarks.tables import save
-from benchmarks.updates import free
+from benchmarks.updates import TRIALS, free, settle
 from cli import parse
 from pretrain.figures import peak
 
@@ -49,7 +51,7 @@ class StepTimeConfig(CasesConfig):
     warmup: Annotated[int, Field(ge=0, le=1000)] = 2
     """Rounds before the timed ones."""
     clock: Literal["wall", "processor"] = "wall"
-    """wall, or processor: the time of all threads of this process, for CPUs that others use too."""
+    """wall, or processor (CPUs only): the time of all threads of this process, where others use the machine too."""
 
 
 def step_time(argv: list[str]) -> None:
@@ -57,6 +59,8 @@ def step_time(argv: list[str]) -> None:
     request = parse(StepTimeConfig, argv, "python -m benchmarks step-time")
     check_picture(request.plot)
     device = prepare(request)
+    if request.clock == "processor" and device.type == "cuda":
+        raise RequestError("clock processor counts the CPU's time, and the work is the GPU's; set --clock wall")
     found: dict[str, dict[str, float]] = {}
     tables: list[str] = []
     try:
@@ -89,6 +93,8 @@ def _turns(request: StepTimeConfig, rows: int, length: int, device: torch.device
     found = cases(request)
     steps = {label: build(request, case, rows, length, device) for label, case in found.items()}
     seconds: dict[str, list[float]] = {label: [] for label in steps}
+    for label, step in steps.items():
+        settle(step, cycle(found[label].name))
     for round_ in tqdm(range(request.warmup + request.repeats), f"length {length}", leave=False, disable=None):
         for label, step in steps.items():
             taken = _time(step, cycle(found[label].name), device, CLOCKS[request.clock])
@@ -98,13 +104,16 @@ def _turns(request: StepTimeConfig, rows: int, length: int, device: torch.device
 
 
 def _time(step: Step, times: int, device: torch.device, clock: Callable[[], float]) -> float:
-    """Seconds of a step, the mean of `times` in a row."""
-    _wait(device)
-    started = clock()
-    for _ in range(times):
-        step()
-    _wait(device)
-    return (clock() - started) / times
+    """Seconds of a step, the mean of `times` in a row, all of whose updates were applied: fp16 tries a larger loss
+    scale now and then, and an update that overflows and is left out takes less. Raises: WorkError where all do."""
+    for _ in range(TRIALS):
+        _wait(device)
+        started = clock()
+        applied = [step() for _ in range(times)]
+        _wait(device)
+        if all(applied):
+            return (clock() - started) / times
+    raise WorkError(f"{TRIALS} updates in fp16 overflowed; set --precision bf16 or fp32")
 
 
 def _wait(device: torch.device) -> None:
@@ -176,10 +185,11 @@ def flops(request: StepTimeConfig, case: Case, rows: int, length: int) -> float:
 def _counted(request: StepTimeConfig, case: Case, rows: int, length: int) -> float:
     shape = shape_of(request, "eager" if case.attention == "eager" else "sdpa", length)
     batch = batch_of(request, shape, rows, length, torch.device("cpu"))
-    if case.name not in PEERS:
-        return cost(task_model(shape, case.name, request.task), case.name, batch).flops
-    if case.name == TWIN:
-        twin = twin_model(shape, request.task)
-        return count(lambda: twin(batch).backward())
-    model = bare_model(shape, request.task)
-    return count(lambda: stock_loss(model, batch).backward())
+    with sdpa_kernel(SDPBackend.MATH):  # torch knows no FLOPs of its flash attention for CPUs
+        if case.name not in PEERS:
+            return cost(task_model(shape, case.name, request.task), case.name, batch).flops
+        if case.name == TWIN:
+            twin = twin_model(shape, request.task)
+            return count(lambda: twin(batch).backward())
+        model = bare_model(shape, request.task)
+        return count(lambda: stock_loss(model, batch).backward())

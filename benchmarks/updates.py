@@ -12,14 +12,16 @@ from transformers import PreTrainedConfig
 from asa import dist
 from asa.batch import Batch
 from asa.engine import Engine, PlainEngine, Precision
+from asa.errors import WorkError
 from asa.methods import At
 from asa.model import TaskModel
 from asa.optim import OptimConfig, build_optimizer
 from benchmarks.steps import PEERS, TWIN, Task, bare_model, method_of, stock_loss, task_model, twin_model
 
-Train = Callable[[Batch], None]
+Train = Callable[[Batch], bool]  # whether the update was applied: fp16 leaves out those that overflow
 Zero = Literal[0, 1, 2, 3]
 STEPS = 1_000_000  # of the schedule, which then hardly moves
+TRIALS = 40  # in which a loss scale falls from 65536 below 1e-6
 _made: list[Any] = []  # DeepSpeedEngines, each of which keeps its model until it is closed
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -45,13 +47,26 @@ def trainer(
         module.compile(dynamic=False)
     engine, method = engine_of(module, device, precision, zero), method_of(name)
 
-    def train(batch: Batch) -> None:
+    def train(batch: Batch) -> bool:
+        applied = True
         for replay in range(method.replays):
             method.backward(engine, batch, At(0, replay))
-            engine.step()
+            applied &= engine.step().applied
             method.after_step(engine)
+        return applied
 
     return train
+
+
+def settle(step: Callable[[], bool], times: int = 1) -> None:
+    """Make steps until `times` in a row are applied: the first loss scales of fp16 may be too large, and an update that
+    is left out takes less time. Raises: WorkError where they never are."""
+    done = 0
+    for _ in range(TRIALS + times):
+        done = done + 1 if step() else 0
+        if done == times:
+            return
+    raise WorkError(f"after {TRIALS} updates in fp16 they still overflow; set --precision bf16 or fp32")
 
 
 def engine_of(module: TaskModel, device: torch.device, precision: Precision, zero: Zero | None) -> Engine:
@@ -93,7 +108,8 @@ def _peer(
     optimizer = build_optimizer(model, optim)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    def train(batch: Batch) -> None:
+    def train(batch: Batch) -> bool:
+        scale = scaler.get_scale()
         with torch.autocast(device.type, HALVES.get(precision), enabled=precision in HALVES):
             loss: Tensor = model(batch) if name == TWIN else stock_loss(model, batch)
         scaler.scale(loss).backward()
@@ -102,5 +118,6 @@ def _peer(
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        return scaler.get_scale() >= scale
 
     return train

@@ -19,7 +19,7 @@ from asa.record import Record
 from finetune.evaluation_config import EnsembleConfig
 from finetune.metrics import score
 from finetune.predictions import FOLDER, Predictions, Stored, load_predictions, save_predictions
-from finetune.saved import finished
+from finetune.saved import finished, replaceable
 
 FLAG = "--runs (the first arguments)"
 
@@ -94,9 +94,7 @@ def _replaceable(out: Path, runs: Sequence[Path]) -> None:
     """Raises RequestError where something stands at `out` that is no ensemble, or is needed for this one."""
     if inside := [run for run in runs if run.resolve().is_relative_to(out.resolve())]:
         raise RequestError(f"{inside[0]} is one of the runs and would be removed with {out}; set another --out")
-    stage = (record.read(out / record.NAME) or [{}])[0].get("stage")
-    if out.exists() and stage != "ensemble":
-        raise RequestError(f"{out} exists and holds no ensemble, so it is not replaced; set another --out")
+    replaceable(out, "ensemble")
 
 
 def _facts(runs: Sequence[Path], starts: dict[Path, dict[str, Any]]) -> dict[str, Any]:
@@ -104,12 +102,16 @@ def _facts(runs: Sequence[Path], starts: dict[Path, dict[str, Any]]) -> dict[str
     first = starts[runs[0]]
     members = [{name: starts[run].get(name) for name in ("model", "method", "seed", "trained_on")} for run in runs]
     methods = sorted({str(one["method"]) for one in members})
+    # A run of fine-tuning was trained on its own task; a model from elsewhere does not say.
+    sources = [start.get("task" if start.get("stage") == "finetune" else "trained_on") for start in starts.values()]
+    trained = {str(source) for source in sources if source is not None}
     return {
         "stage": "ensemble",
         "task": first.get("task"),
         "metrics": first.get("metrics"),
         "model": "+".join(sorted({str(one["model"]) for one in members})),
         "method": "+".join(methods),
+        "trained_on": None if trained == {str(first.get("task"))} else "+".join(sorted(trained)) or None,
         "members": members,
         "inputs": {"runs": [str(run) for run in runs], "sha256": [manifest.file_sha256(r / record.NAME) for r in runs]},
         "command": sys.argv,

@@ -15,6 +15,7 @@ from asa.errors import RequestError
 from asa.methods import METHODS, groups_read, groups_unread, source_sha256
 from finetune import state
 from finetune.config import FinetuneConfig
+from finetune.lineage import run_of, stages
 from finetune.model import exported_adversary
 from finetune.run import Cell
 from finetune.tasks.task import Task
@@ -43,6 +44,7 @@ def facts_of(cell: Cell, task: Task, given: dict[str, Any]) -> dict[str, Any]:
     """
     run, config = cell
     adversary = {"adversary": "exported" if exported_adversary(run, config) else "fresh"}
+    earlier = stages(run_of(config.models[run.model]))
     attacked = METHODS[run.method](config).uses_adversary
     return {
         "stage": "finetune",
@@ -53,8 +55,10 @@ def facts_of(cell: Cell, task: Task, given: dict[str, Any]) -> dict[str, Any]:
         "method": run.method,
         "seed": run.seed,
         "config": settings(run.method, config),
+        "models": list(config.models),  # in the order of the request, which a manifest forgets
         "inputs": _inputs(cell, task),
         "task_facts": task.facts,
+        **({"earlier": earlier} if earlier else {}),
         "request": _plain({key: value for key, value in given.items() if key not in ("worker", "overwrite")}),
         **(adversary if attacked else {}),
         "processes": dist.world(),

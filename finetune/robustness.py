@@ -1,5 +1,6 @@
 """The command `robustness`: how much a small step of the word embeddings can raise the loss (FreeLB, Table 5)."""
 
+import hashlib
 import shutil
 import sys
 import time
@@ -18,8 +19,9 @@ from asa.record import Record
 from finetune.attack import Worst
 from finetune.evaluation_config import RobustnessConfig
 from finetune.facts import weights_sha256
+from finetune.lineage import check_unseen
 from finetune.radii import radii_of
-from finetune.saved import Saved, check_unseen, find, kept, tasks_of
+from finetune.saved import Saved, find, kept, replaceable, tasks_of
 from finetune.subject import Subject, attacked, places_of, prepare
 from finetune.tasks.task import Task
 
@@ -42,9 +44,11 @@ def robustness(config: RobustnessConfig) -> None:
     tasks = [_common(seen, models, config.split) for seen in tasks_of(config, models, config.out, config.split)]
     for task in tasks:
         for name, one in saved.items():
-            check_unseen(one, task, config.split)  # as all see it now, not each as its own run did
+            check_unseen(one.folder, one.run, task, config.split)  # as all see it now, not each as its own run did
             places_of(name, one, task, config)
-            kept(*_record(name, one, config, _facts(task, saved, config)), config.overwrite)
+            folder, facts = _record(name, one, config, _facts(task, saved, config))
+            if not kept(folder, facts, config.overwrite):
+                replaceable(folder, "robustness")
     for task in tasks:
         _attack(task, saved, config)
 
@@ -59,7 +63,13 @@ def _attack(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> No
     rows = np.array(sorted(right[: config.rows], key=lambda row: (lengths[row], row)))  # little padding in a batch
     print(f"{task.name}: all models are right on {len(right)} of {len(task.splits[config.split])} rows", end="")
     print(f", {len(rows)} are attacked", flush=True)
-    facts = _facts(task, saved, config)
+    # Which rows all are right on may differ by rounding, on another device: radii and records are those rows' own.
+    ids = "\n".join(task.splits[config.split].ids[row] for row in rows)
+    facts = {**_facts(task, saved, config), "attacked_sha256": hashlib.sha256(ids.encode()).hexdigest()}
+    for name, one in saved.items():
+        folder, own = _record(name, one, config, facts)
+        if not kept(folder, own, config.overwrite):  # refused before the radii of its rows are lost
+            replaceable(folder, "robustness")
     radius_E = radii_of(subjects[config.reference], rows, config, facts)
     print(f"  {config.reference} resists at none of the radii: {int((radius_E == 0).sum())} rows, left out")
     if not radius_E.any():

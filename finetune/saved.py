@@ -2,20 +2,22 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from asa import hf, manifest, record
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from asa.model import TaskModel
 from asa.tokenizer import load_tokenizer
 from finetune.config import FinetuneConfig
 from finetune.evaluation_config import TaskRequest
+from finetune.lineage import check_unseen, run_of, stages
 from finetune.model import HEADS
+from finetune.predictions import FOLDER
 from finetune.tasks.batches import Encoded, encode
 from finetune.tasks.load import load
 from finetune.tasks.spec import chosen
@@ -24,24 +26,41 @@ from finetune.tasks.task import Kind, Task
 LENGTH = 128  # tokens per row for a model that no run of ours has made
 _KINDS: dict[str, Kind] = {"SequenceClassification": "classification", "TokenClassification": "token"}
 _KINDS["MultipleChoice"] = "choice"
+# What a record of an evaluation consists of; `.partial` as well.
+_RECORD = (record.NAME, "environment.json", "examples.npz", f"{FOLDER}/*.npz", "tensorboard/events.out.tfevents.*")
 
 
 class Saved(NamedTuple):
-    """A model to evaluate. labels: names of its classes. model, method, seed, trained_on, length, config: of the run
-    that made it; of another folder its name, None and no settings."""
+    """A model to evaluate. labels: names of its classes; model: its name in the run that made it, of another folder
+    that folder's; run: that run's start line, empty for another folder."""
 
     folder: Path
     kind: Kind
     labels: tuple[str, ...]
     model: str
-    method: str | None
-    seed: int | None
-    trained_on: str | None
-    length: int | None
-    config: dict[str, Any]
-    start_sha256: str | None = None  # of the weights that the run began with
-    trained: tuple[str, ...] = ()  # sha256 of the files, or names on the hub, of all rows that trained it
-    held_out: Mapping[str, str] = MappingProxyType({})  # sha256 of the rows of dev and test that were held out of these
+    run: dict[str, Any]
+
+    @property
+    def method(self) -> str | None:
+        return self.run.get("method")
+
+    @property
+    def seed(self) -> int | None:
+        return self.run.get("seed")
+
+    @property
+    def trained_on(self) -> str | None:
+        """The run's task."""
+        return self.run.get("task")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's settings."""
+        return self.run.get("config", {})
+
+    @property
+    def length(self) -> int | None:
+        return self.config.get("length")
 
     @property
     def name(self) -> str:
@@ -61,31 +80,38 @@ def finished(folder: Path, flag: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def find(path: Path, flag: str) -> Saved:
-    """The model in a run's folder or in a Hugging Face folder.
+    """The model in a run's folder or in a Hugging Face folder, which may be a run's too.
 
     Raises: RequestError where there is none or it has no head for a task; WorkError where a saved file is damaged.
     """
-    facts: dict[str, Any] = {}
-    folder = path
+    folder, start = path, dict[str, Any]()
     if (path / record.NAME).is_file():
-        facts, _ = finished(path, flag)
+        start, _ = finished(path, flag)
         folder = path / "model"
         if not folder.is_dir():
             raise RequestError(f"{path} has kept no model; run it again with --save_model true, or set {flag}")
         manifest.verify(folder, "model", flag)
     hf.check_reader(folder, flag)
+    run = run_of(folder)
+    if run and start:
+        run = {"models": list(start.get("request", {}).get("models", {})), **run}  # older manifests have no order
+    if run and folder == path and not _whole(folder):
+        run = {key: run[key] for key in ("task_facts", "earlier") if key in run}  # it has seen those rows all the same
     shape = hf.read_config(folder)
     kind = _kind(shape, folder, flag)
     names: dict[int, str] = dict(shape.id2label or {})  # type: ignore[arg-type]  # keys are int once loaded
     labels = tuple(names[index] for index in sorted(names))
-    made = {name: facts.get(name) for name in ("method", "seed")}
-    config = facts.get("config", {})
-    name = facts.get("model") or Path(os.path.abspath(folder)).name  # that of "." is empty
-    trained_on, length, start = facts.get("task"), config.get("length"), facts.get("inputs", {}).get("model_sha256")
-    known = facts.get("task_facts", {})
-    rows = {"trained": tuple(known.get("trained", ())), "held_out": known.get("held_out_sha256", {})}
-    run = {"trained_on": trained_on, "length": length, "config": config, "start_sha256": start}
-    return Saved(folder, kind, labels, name, **made, **run, **rows)
+    name = run.get("model") or Path(os.path.abspath(folder)).name  # that of "." is empty
+    return Saved(folder, kind, labels, name, run)
+
+
+def _whole(folder: Path) -> bool:
+    """Whether a model is as its run has saved it, every byte."""
+    try:
+        manifest.verify(folder, "model", "--models")
+    except WorkError:
+        return False
+    return True
 
 
 def _kind(shape: Any, folder: Path, flag: str) -> Kind:
@@ -142,29 +168,16 @@ def tasks_of(request: TaskRequest, models: Sequence[Saved], out: Path, split: st
             if str(own) not in known:
                 known[str(own)] = load(spec, _asked(request, out, own))
             seen.append(known[str(own)])
-            check_unseen(saved, seen[-1], split)
+            check_unseen(saved.folder, saved.run, seen[-1], split)
         found.append(seen)
     return found
 
 
-def check_unseen(saved: Saved, task: Task, split: str) -> None:
-    """Raises: RequestError where the split is held out of files that have trained the model, of which these very rows
-    were not held out then: it was another task's, or the task had other files or columns. A file of the split's own is
-    what the user says it is."""
-    held = task.facts.get("held_out_sha256", {}).get(split)
-    if held and held != saved.held_out.get(split) and set(saved.trained) & set(task.facts["trained"]):
-        raise RequestError(
-            f"{saved.folder} was trained on rows of {task.name}, whose {split} is held out of them; leave out the model"
-            " or the task, describe the task as its run did, or give test rows of their own by --task.test"
-        )
-
-
 def _splitting(saved: Saved, task: str) -> dict[str, Any]:
-    """How the model's run has split its rows, where that was this task and not as ever."""
-    if saved.trained_on != task:
-        return {}
+    """How the last of the model's runs on this task has split its rows, where that was not as ever."""
     usual = {"holdout": FinetuneConfig.holdout, "paper_compat": FinetuneConfig.paper_compat}
-    return {key: saved.config[key] for key, value in usual.items() if saved.config.get(key, value) != value}
+    own = next((stage.get("split", {}) for stage in reversed(stages(saved.run)) if stage.get("task") == task), {})
+    return {key: own[key] for key, value in usual.items() if own.get(key, value) != value}
 
 
 def _asked(request: TaskRequest, out: Path, own: dict[str, Any]) -> FinetuneConfig:
@@ -186,3 +199,21 @@ def kept(folder: Path, facts: dict[str, Any], overwrite: bool) -> bool:
     if not changed or overwrite:
         return not changed
     raise RequestError(f"{folder} is finished with another {', '.join(changed)}; set --out or --overwrite true")
+
+
+def replaceable(folder: Path, stage: str) -> None:
+    """Raises: RequestError where something else than a record of this stage stands, which a new one would remove. What
+    a kill has left of one is such a record."""
+    events = record.read(folder / record.NAME)
+    if os.path.lexists(folder) and (not folder.is_dir() or (events and events[0].get("stage") != stage)):
+        raise RequestError(f"{folder} exists and holds no record of {stage}, so it is not replaced; set another --out")
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if not path.is_dir()]
+    for name in names:
+        # `*` would match a slash as well.
+        if not any(
+            fnmatch(name.removesuffix(".partial"), one) and name.count("/") == one.count("/") for one in _RECORD
+        ):
+            raise RequestError(
+                f"{folder} is not replaced, since {name} in it is no part of a record of {stage}; move that or set"
+                " another --out"
+            )

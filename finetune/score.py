@@ -20,7 +20,7 @@ from finetune.facts import weights_sha256
 from finetune.labels import label_map, merged
 from finetune.metrics import score
 from finetune.predictions import FOLDER, Predictions, predict, save_predictions, stored
-from finetune.saved import Saved, device, encoded, find, kept, module_of, tasks_of
+from finetune.saved import Saved, device, encoded, find, kept, length_of, module_of, replaceable, tasks_of
 from finetune.tasks.task import Task
 
 FLAG = "--models (the first arguments)"
@@ -50,6 +50,9 @@ def score_all(config: ScoreConfig) -> None:
         raise RequestError(f"two of the models would be {twins[0]}; score them with another --out each")
     facts = {one.folder: facts_of(one, config) for one in pairs}
     done = {one.folder for one in pairs if kept(one.folder, facts[one.folder], config.overwrite)}
+    for one in pairs:
+        if one.folder not in done:
+            replaceable(one.folder, "score")
     for saved in models:
         mine = [one for one in pairs if one.saved is saved]
         module = module_of(saved, device(), FLAG) if any(one.folder not in done for one in mine) else None
@@ -66,19 +69,23 @@ def _line(end: dict[str, Any]) -> str:
 
 
 def pair(saved: Saved, task: Task, config: ScoreConfig) -> Pair:
-    """Raises RequestError for a model of another kind, or with other classes, than the task."""
+    """Raises RequestError for a model of another kind, with other classes than the task, or of shorter rows than asked
+    for."""
     if saved.kind != task.kind:
         raise RequestError(
             f"{saved.folder} is for kind {saved.kind}, {task.name} is {task.kind}; leave one of them out"
         )
+    length_of(saved, config.length, FLAG)
     named = task.kind in ("classification", "token")
     places = label_map(saved.labels, task.labels, config.map, str(saved.folder)) if named else []
     return Pair(saved, task, places, config.out / task.name / saved.name)
 
 
 def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
-    """The start line of a record."""
+    """The start line of a record: of the model's run all by which the report tells runs apart."""
     saved, task = one.saved, one.task
+    told = {key: value for key, value in saved.run.get("inputs", {}).items() if key.endswith("sha256")}
+    began, trained = told.pop("model_sha256", None), told.pop("task_sha256", None)
     named = {name: task.labels[place] for name, place in zip(saved.labels, one.places, strict=False)}
     return {
         "stage": "score",
@@ -91,10 +98,14 @@ def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
         "config": {**saved.config, "length": config.length or saved.length, "merge": config.merge},
         "classes": named,
         "inputs": {
+            **told,
             "model_sha256": weights_sha256(saved.folder),
-            "start_sha256": saved.start_sha256,
+            "start_sha256": began,
+            "trained_sha256": trained,
             "task_sha256": task.sha256,
         },
+        "models": saved.run.get("models", []),
+        **({"adversary": saved.run["adversary"]} if "adversary" in saved.run else {}),
         "environment": record.environment(),
     }
 

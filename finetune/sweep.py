@@ -17,6 +17,7 @@ from finetune import state
 from finetune.claims import claimed
 from finetune.config import FinetuneConfig, check
 from finetune.facts import facts_of, is_begun, is_finished
+from finetune.lineage import check_unseen, run_of
 from finetune.live import Board
 from finetune.loop import train
 from finetune.recipes import resolved
@@ -44,6 +45,10 @@ class Sweep:
         self.models = config.models
         self.tasks = tasks_of(config)
         self.cells = plan(given, list(self.tasks.values()))
+        for folder in config.models.values():
+            run = run_of(folder)
+            for task in self.tasks.values():
+                check_unseen(folder, run, task, "test")
         self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
         # One of another request is refused before anything is trained.
         self.finished = [cell for cell in self.cells if is_finished(cell, self.facts[cell.run])]

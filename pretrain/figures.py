@@ -1,8 +1,9 @@
 """The figures of a log line: loss terms, norms, rates, memory."""
 
+import re
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,10 +16,14 @@ from asa.record import numbers
 from pretrain.objective import Terms
 from pretrain.run import Run
 
-# Dense matrix products per second of a device, from the makers' data sheets, by a part of its name and arithmetic.
+# Dense matrix products per second of a device, from the makers' data sheets, by words of its name and arithmetic; the
+# first that fits counts.
 # fp32 is that of the ordinary units: torch uses TF32 only where it is asked to.
 PEAKS: dict[str, dict[Precision, float]] = {
+    "H200 NVL": {"fp16": 836e12, "bf16": 836e12, "fp32": 60e12},
     "H200": {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12},
+    "H100 NVL": {"fp16": 835e12, "bf16": 835e12, "fp32": 60e12},
+    "H100 PCIe": {"fp16": 756e12, "bf16": 756e12, "fp32": 51e12},
     "H100": {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12},
     "A100": {"fp16": 312e12, "bf16": 312e12, "fp32": 19.5e12},
     "L40S": {"fp16": 362e12, "bf16": 362e12, "fp32": 91.6e12},
@@ -57,8 +62,14 @@ class Meter:
             return
         with self.paused(), FlopCounterMode(display=False) as counter:
             yield
-        self.flops = counter.get_total_flops()
+        self.flops = once(counter.get_flop_counts()["Global"])
         self.steps -= 1
+
+
+def once(counts: Mapping[Any, int]) -> int:
+    """FLOPs without those that the backwards of GPU attention spend on making the scores anew: one product of the five
+    that torch counts for them. Args: torch's count by operation."""
+    return sum(n * 4 // 5 if str(name).endswith("attention_backward") else n for name, n in counts.items())
 
 
 def countable(run: Run) -> bool:
@@ -72,7 +83,7 @@ def peak(device: torch.device, precision: Precision) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((figures.get(precision) for key, figures in PEAKS.items() if key in name), None)
+    return next((figures.get(precision) for key, figures in PEAKS.items() if re.search(rf"\b{key}\b", name)), None)
 
 
 def figures(run: Run, terms: Terms, stats: StepStats, meter: Meter) -> dict[str, Any]:

@@ -5,6 +5,8 @@ without it, or where `supported` says no, asa.adversary and asa.biased compute t
 """
 
 import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 
@@ -16,7 +18,9 @@ from asa.adversary import ASAConfig
 # B rows, D width, H heads, K width of one head, L length
 
 DEVICES = {"cuda"}  # tests add "cpu", where Triton's interpreter runs the kernels
+SWITCH = "ASA_FUSED"  # a variable of the environment: 0 leaves the kernels out
 DTYPES = {torch.float16, torch.bfloat16, torch.float32}
+FULL = ("out of memory", "ALLOC_FAILED")  # what torch, Triton and cuBLAS say of a GPU's memory
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
 
 
@@ -29,6 +33,7 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
     rows, heads, length, width = shape
     return (
         not torch.compiler.is_compiling()
+        and os.environ.get(SWITCH) != "0"
         and device.type in DEVICES
         and dtype in DTYPES
         and width <= WIDEST_HEAD
@@ -38,24 +43,30 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
         and (config.mask, config.heads, config.masked_score) == ("hard", "shared", "shifted")
         and find_spec("triton") is not None
         and torch.version.hip is None
-        and _compiles(device)
+        and _works(device, dtype, width)
     )
 
 
 @cache
-def _compiles(device: torch.device) -> bool:
-    """Whether Triton can make and launch a kernel here, tried once per process: it wants a C compiler, Python's
-    headers, the driver's library and a folder for its cache."""
-    from asa.fused import launch
+def _works(device: torch.device, dtype: torch.dtype, head: int) -> bool:
+    """Whether the kernels run here and are right, tried once per process. Triton wants a C compiler, Python's headers,
+    the driver's library and a folder for its cache. Raises: what comes of full memory, which says nothing of them."""
+    from asa.fused.probe import fault
 
-    x_BLD = torch.ones(1, 16, 64, dtype=torch.float16, device=device)
     try:
-        launch.pack(x_BLD, x_BLD, torch.ones(1, 16, dtype=torch.int8, device=device))
+        # A thread of its own knows nothing of the caller's autocast, modes and hooks.
+        with ThreadPoolExecutor(1) as thread:
+            wrong = thread.submit(fault, device, dtype, head).result()
     except Exception as error:  # of its compilers' and the system's, of many types
         why = str(error).strip().partition("\n")[0] or type(error).__name__
+        if any(word in str(error) for word in FULL):
+            raise
         logging.getLogger(__name__).warning("Triton cannot run here, so attention is not fused: %s", why)
         return False
-    return True
+    if wrong:
+        told = "Triton's kernels are wrong here, so attention is not fused: %s (%s, heads of %d)"
+        logging.getLogger(__name__).warning(told, wrong, dtype, head)
+    return wrong is None
 
 
 def _fits(capability: tuple[int, int], width: int) -> bool:

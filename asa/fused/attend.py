@@ -36,7 +36,7 @@ def forward_kernel(
         state_N = tl.load(state_BL + row * length + cols_N, mask=cols_N < length, other=0)
         k_NK = load_rows(k + row * k_b + head * k_h, cols_N, length, k_l, width, K)
         v_NK = load_rows(v + row * v_b + head * v_h, cols_N, length, v_l, width, K)
-        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, PRECISION)
+        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, False, PRECISION)
         above_M = tl.maximum(top_M, tl.max(s_MN, 1))
         p_MN = tl.exp2(s_MN - above_M[:, None])
         fade_M = tl.exp2(top_M - above_M)
@@ -78,10 +78,11 @@ def query_kernel(
         state_N = tl.load(state_BL + row * length + cols_N, mask=cols_N < length, other=0)
         k_NK = load_rows(k + row * k_b + head * k_h, cols_N, length, k_l, width, K)
         v_NK = load_rows(v + row * v_b + head * v_h, cols_N, length, v_l, width, K)
-        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, PRECISION)
+        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, False, PRECISION)
         _, ds_MN = tile_gradient(
-            s_MN, lse_M, delta_M, do_MK, v_NK, seed, plane, rows_M, key0, threshold, rescale, M, N, DROPOUT, PRECISION
-        )
+            s_MN, lse_M, delta_M, do_MK, v_NK, seed, plane, rows_M, key0, threshold, rescale,
+            M, N, DROPOUT, False, PRECISION,
+        )  # fmt: skip
         dq_MK = tl.dot(ds_MN.to(k_NK.dtype), k_NK, dq_MK, input_precision=PRECISION)
     store_rows(dq + row * dq_b + head * dq_h, dq_MK * scale, rows_M, length, dq_l, width, K)
 
@@ -114,11 +115,12 @@ def key_kernel(
         bits_M = bits_BLW + (row * length + rows_M) * words
         q_MK = load_rows(q + row * q_b + head * q_h, rows_M, length, q_l, width, K)
         do_MK = load_rows(do + row * do_b + head * do_h, rows_M, length, do_l, width, K)
-        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, PRECISION)
-        used_MN, ds_MN = tile_gradient(
-            s_MN, lse_M, delta_M, do_MK, v_NK, seed, plane, rows_M, key0, threshold, rescale, M, N, DROPOUT, PRECISION
-        )
-        dv_NK = tl.dot(tl.trans(used_MN.to(do_MK.dtype)), do_MK, dv_NK, input_precision=PRECISION)
-        dk_NK = tl.dot(tl.trans(ds_MN.to(q_MK.dtype)), q_MK, dk_NK, input_precision=PRECISION)
+        s_NM = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, True, PRECISION)
+        used_NM, ds_NM = tile_gradient(
+            s_NM, lse_M, delta_M, do_MK, v_NK, seed, plane, rows_M, key0, threshold, rescale,
+            M, N, DROPOUT, True, PRECISION,
+        )  # fmt: skip
+        dv_NK = tl.dot(used_NM.to(do_MK.dtype), do_MK, dv_NK, input_precision=PRECISION)
+        dk_NK = tl.dot(ds_NM.to(q_MK.dtype), q_MK, dk_NK, input_precision=PRECISION)
     store_rows(dk + row * dk_b + head * dk_h, dk_NK * scale, cols_N, length, dk_l, width, K)
     store_rows(dv + row * dv_b + head * dv_h, dv_NK * rescale, cols_N, length, dv_l, width, K)

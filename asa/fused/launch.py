@@ -1,5 +1,7 @@
 """Tensors to kernel launches: tile sizes, strides and grids. Imports Triton, so it is itself imported on first use."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,9 @@ from asa.fused.tiles import HEADROOM
 from asa.spare import spare
 
 # B rows, D width, H heads, K width of one head, L length, W words of 32 keys; M queries, N keys, D columns of one tile
+
+
+REDUCED = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
 
 
 class Options(NamedTuple):
@@ -147,7 +152,24 @@ def _parts(length: int, size: int) -> int:
 
 
 def _times(x_BLL: Tensor, y_BLD: Tensor, factor: float) -> Tensor:
-    return torch.baddbmm(torch.empty_like(y_BLD), x_BLL, y_BLD, beta=0, alpha=factor)
+    with _whole_sums():
+        return torch.baddbmm(torch.empty_like(y_BLD), x_BLL, y_BLD, beta=0, alpha=factor)
+
+
+@contextmanager
+def _whole_sums() -> Generator[None]:
+    """Inside, parts of a half-precision product are added up in fp32. By default cuBLAS may add them in the product's
+    own type, before the factor, where fp16 can overflow."""
+    settings = torch.backends.cuda.matmul
+    # What is off already is left alone: to set it would set what stands beside it as well.
+    allowed = [name for name in REDUCED if getattr(settings, name)]
+    for name in allowed:
+        setattr(settings, name, False)
+    try:
+        yield
+    finally:
+        for name in allowed:
+            setattr(settings, name, True)
 
 
 def _like(x_BHLK: Tensor) -> Tensor:

@@ -83,10 +83,10 @@ def slope_kernel(
         plane = row * heads + head
         lse_M = tl.load(lse_BHL + plane * length + rows_M, mask=inside_M, other=0.0)
         delta_M = tl.load(delta_BHL + plane * length + rows_M, mask=inside_M, other=0.0)
-        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, PRECISION)
+        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, False, PRECISION)
         _, head_MN = tile_gradient(
             s_MN, lse_M, delta_M, do_MK, v_NK, seed, plane.to(tl.int32), rows_M, key0, threshold, rescale,
-            M, N, DROPOUT, PRECISION,
+            M, N, DROPOUT, False, PRECISION,
         )  # fmt: skip
         ds_MN += head_MN
     # A query that keeps nothing attends unmasked: then the price alone reaches the map.

@@ -79,11 +79,11 @@ def shares_by_layer(masked: list[Masked]) -> Table:
     """One row per task, settings, model and method: masked share of every layer and their mean, means over seeds."""
     layers = max(len(one.shares) for one in masked)
     cells = []
-    for (task, _, model, method, _), same in grouped(masked, _group).items():
+    for (_, _, model, method, _), same in grouped(masked, _group).items():
         mean = np.mean([one.shares for one in same], axis=0)
         shares = [number(100 * share, 1) for share in mean] + ["-"] * (layers - len(mean))
         overall = mean_sd([float(one.shares.mean()) for one in same], 100, 1)
-        cells.append([task, model, method, str(len(same)), *shares, overall])
+        cells.append([same[0].row.lettered, model, method, str(len(same)), *shares, overall])
     figures = ["n", *[f"Layer {layer}, %" for layer in range(layers)], "All layers, %"]
     return Table("Masked share after training", ["Task", "Model", "Method", *figures], cells, 3)
 
@@ -141,7 +141,7 @@ def tau_table(sweeps: list[Sweep]) -> Table:
     cells = []
     for sweep in sweeps:
         for tau, same in _by_tau(sweep).items():
-            names = [same[0].row.task, same[0].row.model, sweep.method, f"{tau:g}", str(len(same))]
+            names = [same[0].row.lettered, same[0].row.model, sweep.method, f"{tau:g}", str(len(same))]
             share = mean_sd([float(one.shares.mean()) for one in same], 100, 1)
             cells.append([*names, mean_sd([one.row.score for one in same], 100, 2), share])
     figures = ["n", "Test, %", "Masked share, %"]

@@ -56,7 +56,7 @@ class Run:
     def task(self) -> str:
         """The task that is scored, with the one that was trained on where that is another."""
         name, source = self.facts.get("task", "n/a"), self.facts.get("trained_on")
-        return f"{name} after {source}" if self.stage == "score" and source else str(name)
+        return f"{name} after {source}" if self.stage in ("score", "ensemble") and source else str(name)
 
     @property
     def metrics(self) -> list[str]:
@@ -76,6 +76,10 @@ class Run:
             config = config | {"data": inputs["data"][:8], "shape": inputs["model"][:8]}
         settings = {key: value for key, value in config.items() if key not in (*NEUTRAL, *_METHODS, *own)}
         found = {**flat(settings), "task_sha256": str(inputs.get("task_sha256"))[:8]}
+        if self.stage == "score" and "trained_sha256" in inputs:
+            found["trained_sha256"] = str(inputs["trained_sha256"])[:8]
+            if self.facts.get("method"):  # of one run's classes; others' models may name theirs as they like
+                found |= {f"map.{theirs}": ours for theirs, ours in (self.facts.get("classes") or {}).items()}
         if several := inputs.get("models_sha256"):  # which rows are attacked follows from all models
             found["models_sha256"] = hashlib.sha256(json.dumps(several, sort_keys=True).encode()).hexdigest()[:8]
         return found

@@ -84,7 +84,8 @@ def _recipe(row: Row) -> str:
 
 def _in_order(rows: list[Row]) -> list[str]:
     """Their models, as the requests name them; by the alphabet where those do not."""
-    asked = list(dict.fromkeys(name for row in rows for name in row.run.facts.get("request", {}).get("models", {})))
+    requests = (row.run.facts.get("models") or row.run.facts.get("request", {}).get("models", {}) for row in rows)
+    asked = list(dict.fromkeys(name for models in requests for name in models))
     place = {row.model: asked.index(row.run.model) if row.run.model in asked else len(asked) for row in rows}
     return sorted(place, key=lambda model: (place[model], model))
 

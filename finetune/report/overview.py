@@ -18,7 +18,7 @@ def scores(rows: list[Row], caption: str) -> Table:
     table = _across(rows, {row.run.name: row.overall for row in rows}, caption, "")
     if not any(OTHER_SEEDS in cell for cells in table.rows for cell in cells):
         return table
-    told = f"{OTHER_SEEDS} Over other seeds than vanilla's, so not to be held against it: see Methods: gain and cost."
+    told = f"{OTHER_SEEDS} Over other seeds than vanilla's, so not to be held against it."
     return table._replace(note=f"{table.note} {told}".strip())
 
 
@@ -37,7 +37,8 @@ def gains(rows: list[Row], caption: str) -> Table:
 def _across(rows: list[Row], values: dict[str, float], caption: str, sign: str) -> Table:
     """Args: values, a fraction by the name of the run."""
     columns = task_columns(rows)
-    averaged = len(columns) > 1 and not _several(rows)
+    scored = {(row.task, row.settings) for row in rows if not math.isnan(values[row.run.name])}
+    averaged = len(scored) > 1 and not _several(rows)
     cells = []
     ordered = sorted(rows, key=lambda row: (row.model, method_key(row.method)))
     for (model, method), same in grouped(ordered, lambda row: (row.model, row.method)).items():
@@ -48,7 +49,8 @@ def _across(rows: list[Row], values: dict[str, float], caption: str, sign: str) 
             f"{mean_sd(one, 100, 2, sign)} ({spread(one).n}{marks[column]})" if spread(one).n else "-"
             for column, one in found.items()
         ]
-        mean = [_mean([spread(one).mean for one in found.values()], sign, max(marks.values()))] if averaged else []
+        means = [spread(one).mean for column, one in found.items() if column in scored]
+        mean = [_mean(means, sign, max(marks.values()))] if averaged else []
         cells.append([model, method, *texts, *mean])
     headings = [*columns.values(), *(["Mean"] if averaged else [])]
     note = _notes(rows, values, "gain" if sign else "test score")

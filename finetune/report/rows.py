@@ -37,6 +37,11 @@ class Row(NamedTuple):
         return self.run.metrics[0]
 
     @property
+    def lettered(self) -> str:
+        """The task with the letter of its settings."""
+        return f"{self.task} {self.settings}".rstrip()
+
+    @property
     def score(self) -> float:
         """The main score on test, nan where there is none."""
         return self.values.get(f"test_{self.metric}", NAN)
@@ -151,8 +156,9 @@ def evaluated_rows(runs: list[Run]) -> list[Row]:
     settings = letters(apart)
     rows = []
     for run in done:
-        values = run.scores if run.stage == "ensemble" else _increase(run)
-        rows.append(Row(run, run.task, run.model, run.method, settings[run.name], values, difference=apart[run.name]))
+        # No two ensembles have a mean: what their members were trained with may differ in anything.
+        values, model = (run.scores, run.name) if run.stage == "ensemble" else (_increase(run), run.model)
+        rows.append(Row(run, run.task, model, run.method, settings[run.name], values, difference=apart[run.name]))
     return _ordered(rows)
 
 

@@ -19,7 +19,7 @@ def tests(found: list[Comparison], caption: str) -> Table:
         interval = "n/a" if math.isnan(one.low) else f"{one.low * 100:+.2f} to {one.high * 100:+.2f}"
         gain = [str(len(one.gains)), mean_sd(one.gains, 100, 2, "+")]
         by_examples = [interval, p_value(one.p_examples), p_value(p_examples)]
-        names = [_lettered(one.row), one.row.model, *([one.against] if rivals else []), one.row.method]
+        names = [one.row.lettered, one.row.model, *([one.against] if rivals else []), one.row.method]
         cells.append([*names, words(one.row.metric), *gain, p_value(one.p_seeds), p_value(p_seeds), *by_examples])
     heads = ["Task", "Model", *(["Against"] if rivals else []), "Method", "Metric"]
     figures = ["n", "Gain, points", "p over seeds", "Holm", "95 % over examples", "p over examples", "Holm"]
@@ -53,7 +53,7 @@ def loss_increase(runs: list[Run]) -> Table | None:
         low, high = (number(end.get(key, NAN), 4) for key in ("q25", "q75"))
         rest = [number(end.get(key, NAN), 4) for key in ("mean", "sd", "clean_loss_median")]
         sizes = [number(end.get("n", NAN), 0), number(end.get("radius_median", NAN), 4)]
-        names = [_lettered(row), row.model, _reference(row)]
+        names = [row.lettered, row.model, _reference(row)]
         cells.append([*names, *sizes, number(end.get("median", NAN), 4), f"{low} to {high}", *rest])
     figures = ["n", "Median radius", "Median increase", "Middle half", "Mean", "Sd", "Median loss without attack"]
     caption = "Largest increase of the loss within the ball, nats"
@@ -71,10 +71,6 @@ def ensembles(runs: list[Run]) -> Table | None:
         shown = "; ".join(f"{score_name(key)} {number(100 * value, 2)}" for key, value in run.scores.items())
         cells.append([run.name, run.task, told, shown or "-"])
     return Table("Ensembles", ["Ensemble", "Task", "Members", "Scores, %"], cells, 3) if cells else None
-
-
-def _lettered(row: Row) -> str:
-    return f"{row.task} {row.settings}".rstrip()
 
 
 def _reference(row: Row) -> str:

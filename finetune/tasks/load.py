@@ -69,6 +69,7 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     facts["seen"] = {one.name: one.seen for one in others if one.seen}
     facts["unasked"] = unasked
     facts["trained"] = _trained(task, hashes, config)
+    facts["held_from"] = [hashes.get(name, name) for name in training(task, config)] or facts["trained"]
     held = taken(scored, config) if "train" in splits else []
     facts["held_out_sha256"] = {name: rows_sha256(splits[name]) for name in held}
     return Task(task.name, kind, names, metrics, splits, content_sha256(kind, names, metrics, splits, hashes), facts)

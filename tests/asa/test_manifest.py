@@ -193,3 +193,19 @@ def enter(folder: Path) -> None:
 def test_what_lies_beside_the_listed_files_is_none_of_a_folders(folder: Path) -> None:
     (folder / "stray.bin").touch()
     assert manifest.files(folder, "fruit", "--data") == ["a.bin", "deep/b.bin"]
+
+
+def test_what_was_written_is_told_of_ours_alone_and_whatever_its_files_are_by_now(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    manifest.write(tmp_path, "fruit", {"peel": 1})
+    (tmp_path / "a").write_text("22")
+    assert manifest.written(tmp_path, "fruit") == {"peel": 1}
+    assert manifest.written(tmp_path, "nut") is manifest.written(tmp_path / "none", "fruit") is None
+    path = tmp_path / manifest.NAME
+    text = path.read_text()
+    path.write_text('{"kind": "fruit", "name": "of another program"}')
+    assert manifest.written(tmp_path, "fruit") is None
+    for damaged in (text[:-20], text.replace('"peel": 1', '"peel": 2')):
+        path.write_text(damaged)
+        with pytest.raises(WorkError, match="is damaged"):
+            manifest.written(tmp_path, "fruit")

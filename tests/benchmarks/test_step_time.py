@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import RobertaConfig
+from transformers import BertConfig, BertForMaskedLM, RobertaConfig
 
-from asa import fused
-from asa.errors import RequestError
+from asa import dispatch, fused
+from asa.errors import RequestError, WorkError
 from benchmarks.cases import Case, cases, prepare
 from benchmarks.fused import with_kernels, without_kernels
 from benchmarks.memory import memory
 from benchmarks.peak import peak_bytes
 from benchmarks.plot import draw
-from benchmarks.step_time import StepTimeConfig, flops, measure, report, step_time
+from benchmarks.step_time import StepTimeConfig, _time, flops, measure, report, step_time
 from benchmarks.steps import ASA, STOCK, TWIN, VANILLA, folder_config, method_of, names_of, task_batch
-from benchmarks.updates import trainer
+from benchmarks.updates import settle, trainer
 from tests.asa import encoders
 from tests.asa.conftest import LENGTH, tiny_bert
 
@@ -79,20 +79,21 @@ def test_only_a_step_with_adversaries_has_fused_kernels() -> None:
 
 
 def test_a_fused_step_comes_to_its_kernels_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = pytest.importorskip("asa.fused.launch", exc_type=ImportError)
     chosen: list[set[str]] = []
-    monkeypatch.setattr(launch, "forward", lambda *args: chosen.append(set(fused.DEVICES)))
+    attended: Any = lambda *args: chosen.append(set(fused.DEVICES)) or True  # noqa: E731
+    monkeypatch.setattr(dispatch, "fused_attention", attended)
+    step: Any = lambda batch: dispatch.fused_attention(batch)  # type: ignore[call-arg]  # noqa: E731
     batch = task_batch("mlm", 2, 8, 99)
-    run = with_kernels(lambda batch: launch.forward(batch), torch.device("cuda"), 1)
+    run = with_kernels(step, torch.device("cuda"), 1)
     run(batch)
     run(batch)
-    without_kernels(lambda batch: launch.forward(batch))(batch)
+    without_kernels(step)(batch)
     assert chosen == [{"cuda"}, {"cuda"}, set()]
     assert set(fused.DEVICES) == {"cuda"}
     with pytest.raises(RequestError, match="take no step of this kind; leave fused out of --attention"):
-        with_kernels(lambda batch: None, CPU, 1)(batch)
+        with_kernels(lambda batch: True, CPU, 1)(batch)
     turns = iter([False, True])
-    every_second = with_kernels(lambda batch: launch.forward(batch) if next(turns) else None, torch.device("cuda"), 2)
+    every_second = with_kernels(lambda batch: step(batch) if next(turns) else True, torch.device("cuda"), 2)
     every_second(batch)
     every_second(batch)
     assert chosen.pop() == {"cuda"}
@@ -232,6 +233,29 @@ def test_a_timed_batch_updates_weights_as_often_as_its_method(tmp_path: Path, mo
     assert asa == plain + 8
     assert min(plain, stock) > 30
     assert updates_of("freeat", tmp_path, monkeypatch) == [plain, plain]
+
+
+def test_steps_that_are_left_out_are_not_timed() -> None:
+    updates, clock = iter([False, True, False, True, True, False, True, True]), iter(range(9))
+    settle(lambda: next(updates), 2)
+    assert _time(lambda: next(updates), 1, CPU, lambda: float(next(clock))) == 1.0
+    assert [next(updates), next(clock)] == [True, 3]  # the first round was not the one that counted
+    with pytest.raises(WorkError, match="after 40 updates in fp16 they still overflow; set --precision"):
+        settle(lambda: False)
+    with pytest.raises(WorkError, match="40 updates in fp16 overflowed"):
+        _time(lambda: False, 1, CPU, lambda: 0.0)
+
+
+def test_attention_without_dropout_is_counted_on_a_cpu(tmp_path: Path) -> None:
+    """Which takes a kernel that torch counts no FLOPs of."""
+    shape = BertConfig(
+        vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    BertForMaskedLM(shape).save_pretrained(tmp_path)
+    request = StepTimeConfig(model=tmp_path, lengths=(LENGTH,))
+    counts = [flops(request, Case(VANILLA, way, "fp32"), 2, LENGTH) for way in ("sdpa", "eager")]
+    assert counts[0] == counts[1]
 
 
 def test_the_report_gives_medians_and_ratios_to_the_first_step() -> None:

@@ -112,7 +112,7 @@ def test_ensembles_are_shown_and_other_records_are_left_out_by_name(tmp_path: Pa
     assert "| all | sst2 | 2 x base asa, 1 x base vanilla | Test accuracy 87.50 |" in page
     assert "| new | unknown stage quantise |" in page
     assert "python -m finetune ensemble 'a b' c\n" in page
-    assert ["ensemble", "sst2", "base", "asa+vanilla", "", "test_accuracy", "1", "0.875", "n/a"] in lines
+    assert ["ensemble", "sst2", "all", "asa+vanilla", "", "test_accuracy", "1", "0.875", "n/a"] in lines
 
 
 def test_models_are_tested_against_those_before_them_in_the_request(tmp_path: Path) -> None:

@@ -93,6 +93,12 @@ def table(page: str, heading: str) -> list[list[str]]:
     return [rows[0], *rows[2:]]
 
 
+def reported(folder: Path) -> str:
+    """report.md of the runs below the folder."""
+    write(ReportConfig(runs=folder / "runs", out=folder / "report"))
+    return (folder / "report" / "report.md").read_text()
+
+
 def test_tasks_stand_side_by_side_with_their_own_metric_and_a_mean(page: str) -> None:
     head, vanilla, asa, *rest = table(page, "Scores by task")
     assert head == ["Model", "Method", "mrpc (F1)", "sst2 (accuracy)", "Mean"]
@@ -228,6 +234,72 @@ def test_scores_of_models_that_differ_in_a_setting_stay_apart(tmp_path: Path) ->
     write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
     rows = table((tmp_path / "report" / "report.md").read_text(), "Transfer and robustness")
     assert [row[1:] for row in rows[1:]] == [["asa tau=0.1", "50.00 ± n/a (1)"], ["asa tau=0.3", "75.00 ± n/a (1)"]]
+
+
+def test_scores_of_models_of_other_training_rows_are_neither_paired_nor_averaged(tmp_path: Path) -> None:
+    """On as many test rows equal scores are likely, and no copies."""
+    for rows, method, right in (("a", "vanilla", 30), ("b", "vanilla", 30), ("b", "asa", 45)):
+        inputs = {"model_sha256": rows + method, "start_sha256": "c", "trained_sha256": rows * 8}
+        facts = {"stage": "score", "trained_on": "qqp", "inputs": inputs}
+        tuned(tmp_path / "runs" / rows, "hans", method, 0, right, **facts)
+    page = reported(tmp_path)
+    head, *rows = table(page, "Transfer and robustness")
+    assert head[2:] == ["hans after qqp A (accuracy)", "hans after qqp B (accuracy)"]
+    assert rows == [
+        ["base", "vanilla", "50.00 ± n/a (1)", "50.00 ± n/a (1)"],
+        ["base", "asa", "-", "75.00 ± n/a (1)"],
+    ]
+    assert "A: trained_sha256=aaaaaaaa. B: trained_sha256=bbbbbbbb." in page
+
+
+def test_scores_by_another_map_of_the_classes_stay_apart(tmp_path: Path) -> None:
+    for ours, right in (("no", 30), ("yes", 45)):
+        facts = {"stage": "score", "trained_on": "mnli", "classes": {"neutral": ours}}
+        facts["inputs"] = {"trained_sha256": "a"}
+        tuned(tmp_path / "runs" / ours, "hans", "vanilla", 0, right, **facts)
+    head = table(reported(tmp_path), "Transfer and robustness")[0]
+    assert head[2:] == ["hans after mnli A (accuracy)", "hans after mnli B (accuracy)"]
+
+
+def test_scores_after_fresh_and_exported_adversaries_are_two_rows(tmp_path: Path) -> None:
+    for seed, adversary in enumerate(("fresh", "exported")):
+        facts: dict[str, Any] = {"stage": "score", "trained_on": "rte", "adversary": adversary}
+        tuned(tmp_path / "runs" / adversary, "hans", "asa", seed, 30, own={"asa": {"tau": 0.3}}, **facts)
+    rows = table(reported(tmp_path), "Transfer and robustness")[1:]
+    assert [row[1] for row in rows] == ["asa adversary=exported", "asa adversary=fresh"]
+
+
+def test_scored_models_are_held_against_each_other_in_the_order_of_their_request(tmp_path: Path) -> None:
+    for model, right in (("mlm", 30), ("asa-pre", 36)):
+        facts = {"stage": "score", "trained_on": "rte", "models": ["mlm", "asa-pre"], "model": model}
+        tuned(tmp_path / "runs" / model, "hans", "vanilla", 0, right, **facts)
+    assert "| hans after rte | asa-pre | mlm | vanilla | accuracy | 1 | +10.00 ± n/a |" in reported(tmp_path)
+
+
+def test_a_task_without_labels_takes_no_mean_away(tmp_path: Path) -> None:
+    for task in ("hans", "sst2", "mrpc"):
+        tuned(tmp_path / "runs", task, "vanilla", 0, 30, stage="score", trained_on="mnli")
+    path = tmp_path / "runs" / "mrpc" / "base-vanilla-0" / "metrics.jsonl"
+    path.write_text("".join(line for line in path.open() if '"end"' not in line) + '{"event": "end"}\n')
+    head, row = table(reported(tmp_path), "Transfer and robustness")
+    assert (head[-1], row[3], row[-1]) == ("Mean", "-", "50.00")
+
+
+def test_ensembles_have_no_mean_and_say_what_trained_them(tmp_path: Path) -> None:
+    facts = {"stage": "ensemble", "task": "hans", "metrics": ["accuracy"], "model": "base", "method": "asa"}
+    for source, score in (("rte", 0.5), ("mnli", 0.7)):
+        put(tmp_path / "runs" / source, {**facts, "trained_on": source}, [], {"test_accuracy": score})
+        put(tmp_path / "runs" / f"{source}-2", {**facts, "trained_on": source}, [], {"test_accuracy": score / 2})
+    assert "| rte | hans after rte | " in reported(tmp_path)
+    with (tmp_path / "report" / "report.csv").open() as file:
+        assert {row["n"] for row in csv.DictReader(file)} == {"1"}
+
+
+def test_masked_shares_carry_the_letter_of_their_settings(tmp_path: Path) -> None:
+    for lr in (1e-4, 3e-4):
+        tuned(tmp_path / "runs" / str(lr), "sst2", "asa", 0, 30, own={"asa": {"tau": 0.3}, "optim": {"lr": lr}})
+    page = reported(tmp_path)
+    assert all(f"| sst2 {letter} | base | asa | 1 | 30.0 | 10.0 | " in page for letter in "AB")
 
 
 def test_the_requests_that_made_the_runs_are_in_the_page(page: str) -> None:

@@ -203,6 +203,32 @@ def test_a_command_given_again_does_what_is_left_and_finds_the_same(
         assert set(before["radius"]) < set(found["radius"])  # those of rows without a radius are 0
 
 
+def test_radii_and_records_of_other_rows_are_not_taken_for_those_of_these(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere numbers are rounded otherwise, and a row near the border may be right or not."""
+    robustness(RobustnessConfig(**asked))
+    folder, prepared = asked["out"] / "colours" / "one", command.prepare
+    radii = (folder / RADII).read_bytes()
+
+    def fewer(*given: Any) -> Any:
+        found = prepared(*given)
+        return found._replace(right=found.right - {min(found.right)}) if found.name == "two" else found
+
+    monkeypatch.setattr(command, "prepare", fewer)
+    with pytest.raises(RequestError, match="another attacked_sha256"):
+        robustness(RobustnessConfig(**asked))
+    assert (folder / RADII).read_bytes() == radii
+    before = len(examples(asked["out"], "two")["ids"])
+    notes = folder / "two" / "notes.txt"
+    notes.write_text("mine")
+    with pytest.raises(RequestError, match=r"notes\.txt in it is no part of a record of robustness"):
+        robustness(RobustnessConfig(**asked, overwrite=True))
+    notes.unlink()
+    robustness(RobustnessConfig(**asked, overwrite=True))
+    assert len(examples(asked["out"], "two")["ids"]) <= before
+
+
 def test_the_last_of_several_tasks_is_checked_before_the_first_is_attacked(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

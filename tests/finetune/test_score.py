@@ -15,10 +15,11 @@ from transformers import BertConfig
 
 from asa import record
 from asa.config import from_dict
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from finetune import score as module
 from finetune.evaluation_config import RobustnessConfig, ScoreConfig
 from finetune.labels import Merge, label_map, merged
+from finetune.lineage import stages
 from finetune.metrics import METRICS
 from finetune.model import HEADS
 from finetune.predictions import FOLDER, load_predictions, predict
@@ -31,6 +32,7 @@ from finetune.tasks.task import Kind
 from tests.finetune.conftest import CLASSES, Given, small_task
 
 NLI = ["entailment", "neutral", "contradiction"]
+TRAINED = r"was trained on rows of \w+, whose test is held out of them; leave out"
 
 
 def saved(folder: Path, model_folder: Path, labels: list[str], seed: int = 0, kind: Kind = "classification") -> Path:
@@ -52,6 +54,7 @@ def test_a_run_scored_on_its_own_task_gives_what_it_recorded(
     given: Given, task_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = given(max_steps=2, save_model=True)
+    asked["models"]["other"] = asked["models"]["tiny"]
     sweep(asked)
     run = asked["out"] / "colours" / "tiny-vanilla-0"
     out = tmp_path / "scores"
@@ -69,6 +72,8 @@ def test_a_run_scored_on_its_own_task_gives_what_it_recorded(
     }
     begun, *_, ended = record.read(run / record.NAME)
     assert start["inputs"]["start_sha256"] == begun["inputs"]["model_sha256"]
+    assert start["inputs"]["trained_sha256"] == begun["inputs"]["task_sha256"]
+    assert start["models"] == ["tiny", "other"]
     assert {name: end[name] for name in end if name.startswith("test_")} == {
         name: ended[name] for name in ended if name.startswith("test_") and name != "test_loss"
     }
@@ -150,10 +155,9 @@ def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
     # Under the run's own name, but of other files.
     both = {"name": "joint", "train": [tmp_path / "own.csv", tmp_path / "added.csv"], "label": "y"}
     for wanted in ({"tasks": ("added",)}, {"task": both}):
-        with pytest.raises(
-            RequestError, match=r"was trained on rows of \w+, whose test is held out of them; leave out"
-        ):
-            score_all(ScoreConfig(out=tmp_path / "scores", models=(run,), **wanted))  # type: ignore[arg-type]
+        for model in (run, run / "model"):
+            with pytest.raises(RequestError, match=TRAINED):
+                score_all(ScoreConfig(out=tmp_path / "scores", models=(model,), **wanted))  # type: ignore[arg-type]
     assert not (tmp_path / "scores").exists()
     again: Any = {"name": "again", "train": [tmp_path / "own.csv"], "label": "y"}
     score_all(ScoreConfig(out=tmp_path / "scores", models=(run,), task=again, length=16))
@@ -164,6 +168,103 @@ def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
     assert (tmp_path / "scores" / "added").is_dir()
     with pytest.raises(RequestError, match="was trained on rows of added, whose dev is held out of them"):
         tasks_of(ScoreConfig(out=tmp_path, models=(run,), tasks=("added",)), [find(run, "--models")], tmp_path, "dev")
+
+
+def test_rows_of_earlier_stages_are_no_test_rows_either(
+    given: Given, task_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{filler} {colour},{colour}" for filler in "abcdefgh" for colour in CLASSES]
+    (tmp_path / "train.csv").write_text("\n".join(["text,y", *lines, ""]))
+    first: Any = {"name": "first", "train": [tmp_path / "train.csv"], "label": "y"}
+    asked = given(task=first, max_steps=1, save_model=True, holdout=0.4)
+    sweep(asked)
+    start = asked["out"] / "first" / "tiny-vanilla-0" / "model"
+    sweep(given(models={"second": start}, max_steps=1, save_model=True))
+    run = asked["out"] / "colours" / "second-vanilla-0"
+    score_all(request(task_folder, tmp_path / "scores", run, length=16))
+    for model in (run, start):
+        with pytest.raises(RequestError, match=TRAINED):
+            score_all(ScoreConfig(out=tmp_path / "scores", models=(model,), task={**first, "name": "other"}))  # type: ignore[arg-type]
+    score_all(ScoreConfig(out=tmp_path / "scores", models=(run, start), task=first, length=16))  # split as it was then
+    later = {"name": "later", "train": [tmp_path / "later.csv"], "label": "y", "also": ["added"]}
+    (tmp_path / "later.csv").write_text("\n".join(["text,y", *(f"h {line}" for line in lines), ""]))
+    (tmp_path / "standard").mkdir()
+    (tmp_path / "standard" / "added.yaml").write_text(f"train: [{tmp_path / 'train.csv'}]\nlabel: y\n")
+    monkeypatch.setattr(spec, "STANDARD", tmp_path / "standard")
+    sweep(given(task=later, models={"first": start}, max_steps=1))  # its own test rows come of another file
+    again = given(task={**first, "name": "third"}, models={"third": start}, max_steps=1)
+    with pytest.raises(RequestError, match=TRAINED):
+        sweep(again)
+    sweep({**again, "holdout": 0.4})
+
+
+def test_a_models_folder_that_was_changed_is_its_runs_no_more_but_has_seen_its_rows(
+    given: Given, task_folder: Path, tmp_path: Path
+) -> None:
+    sweep(given(max_steps=1, save_model=True))
+    folder = tmp_path / "runs" / "colours" / "tiny-vanilla-0" / "model"
+    assert find(folder, "--models").method == "vanilla"
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    changed = find(folder, "--models")
+    assert (changed.model, changed.method, changed.trained_on) == ("model", None, None)
+    assert stages(changed.run)[0]["trained"]
+    (folder / "manifest.json").write_text('{"another": "program\'s"}')
+    assert find(folder, "--models").run == {}
+    (folder / "manifest.json").write_text('{"kind": "model", "facts": {')
+    with pytest.raises(WorkError, match="is damaged: it is no JSON"):
+        find(folder, "--models")
+
+
+def test_a_file_of_ones_own_in_a_finished_record_is_no_hindrance_and_is_never_removed(
+    task_folder: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = saved(tmp_path / "mine", model_folder, CLASSES)
+    score_all(request(task_folder, tmp_path / "out", model, length=16))
+    notes = tmp_path / "out" / "colours" / "mine" / "predictions" / "notes.txt"
+    notes.write_text("mine")
+    score_all(request(task_folder, tmp_path / "out", model, length=16))
+    assert "finished before" in capsys.readouterr().out
+    with pytest.raises(RequestError, match=r"since predictions/notes\.txt in it is no part of a record of score"):
+        score_all(request(task_folder, tmp_path / "out", model, length=8, overwrite=True))
+    assert notes.read_text() == "mine"
+
+
+def test_nothing_but_a_score_is_replaced_by_one(
+    given: Given, task_folder: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    model = saved(tmp_path / "models" / "colours" / "mine", model_folder, CLASSES)
+    asked = given(max_steps=1, save_model=True, models={"colours-mine": model})
+    sweep(asked)
+    run = asked["out"] / "colours" / "colours-mine-vanilla-0"
+    begun = asked["out"] / "colours" / f"colours-{run.name}" / record.NAME
+    begun.parent.mkdir()
+    begun.write_text(json.dumps({"event": "start", "stage": "finetune"}) + "\n")
+    for out, one in ((tmp_path / "models", model), (asked["out"], run)):
+        before = sorted(out.rglob("*"))
+        with pytest.raises(
+            RequestError, match=r"is not replaced, since .* is no part of a record of score; move|no record of score"
+        ):
+            score_all(request(task_folder, out, one, length=16))
+        assert sorted(out.rglob("*")) == before
+
+
+def test_a_refused_length_leaves_the_record_before(task_folder: Path, model_folder: Path, tmp_path: Path) -> None:
+    model = saved(tmp_path / "mine", model_folder, CLASSES)
+    score_all(request(task_folder, tmp_path / "out", model, length=16))
+    before = (tmp_path / "out" / "colours" / "mine" / record.NAME).read_bytes()
+    with pytest.raises(RequestError, match="reads at most 32 tokens"):
+        score_all(request(task_folder, tmp_path / "out", model, length=64, overwrite=True))
+    assert (tmp_path / "out" / "colours" / "mine" / record.NAME).read_bytes() == before
+
+
+def test_what_a_kill_has_left_of_a_score_is_scored_again(task_folder: Path, model_folder: Path, tmp_path: Path) -> None:
+    model = saved(tmp_path / "mine", model_folder, CLASSES)
+    left = tmp_path / "out" / "colours" / "mine"
+    left.mkdir(parents=True)
+    (left / f"{record.NAME}.partial").write_text("{")
+    score_all(request(task_folder, tmp_path / "out", model, length=16))
+    assert record.finished(left / record.NAME)
 
 
 @pytest.mark.parametrize(
@@ -291,10 +392,12 @@ def test_wrong_requests_are_one_line(model_folder: Path, task_folder: Path, tmp_
         ([begun], "unfinished run"),
         ([bare], "kept no model; run it again with --save_model true"),
         ([numbers], "for kind regression, colours is classification"),
-        ([head, again], "two of the models would be"),
+        ([head], "reads at most 32 tokens, rows have 128"),
     ):
         with pytest.raises(RequestError, match=told):
             score_all(request(task_folder, tmp_path / "out", *models))
+    with pytest.raises(RequestError, match="two of the models would be"):
+        score_all(request(task_folder, tmp_path / "out", head, again, length=16))
     with pytest.raises(RequestError, match="describes a task of your own; leave it or --tasks out"):
         score_all(request(task_folder, tmp_path / "out", head, tasks=("sst2",)))
     assert not (tmp_path / "out").exists()

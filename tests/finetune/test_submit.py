@@ -1,5 +1,6 @@
 """Ensembles, and the files of the GLUE server."""
 
+import json
 import sys
 import zipfile
 from pathlib import Path
@@ -188,6 +189,26 @@ def averaged(tmp_path: Path, *members: Stored) -> tuple[Stored, dict[str, Any]]:
     return load_predictions(out / FOLDER / "test.npz"), {**start, **end}
 
 
+def test_an_ensemble_says_what_trained_its_members(tmp_path: Path) -> None:
+    one = stored("classification", [[0, 1]], [1])
+    makers = {
+        "own": {"stage": "finetune"},
+        "other": {"stage": "finetune"},
+        "mnli": {"stage": "score", "trained_on": "mnli"},
+        "elsewhere": {"stage": "score", "trained_on": None},
+    }
+    runs = {}
+    for name, facts in makers.items():
+        runs[name] = run_of(tmp_path / name, "rte", {"test": one}, test_accuracy=0)
+        path = runs[name] / record.NAME
+        start, end = record.read(path)
+        path.write_text("".join(json.dumps(line) + "\n" for line in ({**start, **facts}, end)))
+    for names, told in ((("own", "other"), None), (("mnli", "elsewhere"), "mnli"), (("own", "mnli"), "mnli+rte")):
+        out = tmp_path / "-".join(("all", *names))
+        ensemble(EnsembleConfig(runs=tuple(runs[name] for name in names), out=out))
+        assert record.read(out / record.NAME)[0]["trained_on"] == told
+
+
 def test_numbers_are_averaged_and_scored(tmp_path: Path) -> None:
     gold: list[Label] = [0.0, 1.0, 2.0]
     found, facts = averaged(
@@ -231,7 +252,9 @@ def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(RequestError, match=told):
             ensemble(EnsembleConfig(runs=runs, out=tmp_path / "out"))
-    with pytest.raises(RequestError, match="holds no ensemble, so it is not replaced"):
+    with pytest.raises(
+        RequestError, match=r"no record of ensemble, so it is not replaced|no part of a record of ensemble"
+    ):
         ensemble(
             EnsembleConfig(
                 runs=(one, run_of(tmp_path / "5", "a", {"test": stored("classification", [[0, 1]], [1])})), out=task

@@ -57,7 +57,23 @@ def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) 
     units = [unit for unit in ("tcgen05", "wgmma", "mma.sync") if unit in made.asm["ptx"]]
     asked = {"kernel": name, "architecture": architecture, "dtype": dtype, "head": head, "dropout": dropout, **options}
     told = {"registers": registers, "spilled": spilled, "shared": made.metadata.shared, "matrix_units": units}
+    told["transposed"] = transposed_products(made.asm["ttir"])
     return asked | told
+
+
+def transposed_products(ttir: str) -> list[str]:
+    """The values that are transposed and come of a product: what Triton 3.4 to 3.7 gets wrong on Hopper."""
+    made = {found[1]: found[2] for found in re.finditer(r"(%[\w-]+)(?::\d+)? = (.*)", ttir)}
+
+    def of_product(name: str, seen: set[str]) -> bool:
+        if name in seen or name not in made:
+            return False
+        seen.add(name)
+        text = made[name]
+        return text.startswith("tt.dot ") or any(of_product(one, seen) for one in re.findall(r"%[\w-]+", text))
+
+    turned = [re.findall(r"%[\w-]+", text)[0] for text in made.values() if text.startswith("tt.trans ")]
+    return [name for name in turned if of_product(name, set())]
 
 
 def usage(cubin: bytes) -> tuple[int, int]:

@@ -29,6 +29,7 @@ def compiled(folder: Path, *variants: tuple[int, str, int, int]) -> list[dict[st
 def check(found: list[dict[str, Any]]) -> None:
     for kernel in found:
         assert kernel["matrix_units"], kernel
+        assert not kernel["transposed"], kernel
         assert kernel["shared"] <= SHARED[kernel["architecture"]] * 1024, kernel
         fits = kernel["dtype"] != "fp32" and kernel["head"] <= 64
         assert kernel["architecture"] != 90 or kernel["spilled"] <= (SPILLED if fits else SPILLED_ELSE), kernel
@@ -47,3 +48,12 @@ def test_every_variant_compiles(tmp_path: Path) -> None:
     found = compiled(tmp_path, *wide, *narrow)
     assert len(found) == 5 * (36 + 24)
     check(found)
+
+
+def test_a_product_that_is_transposed_is_found() -> None:
+    compiled = pytest.importorskip("tests.fused.compiled")
+    wrong = (
+        "%a = tt.dot %x, %y, %z : t\n%b = arith.truncf %a : t\n%c = tt.trans %b {order} : t\n%d = tt.dot %c, %x, %e : t"
+    )
+    assert compiled.transposed_products(wrong) == ["%b"]
+    assert compiled.transposed_products(wrong.replace("tt.trans %b", "tt.trans %x")) == []

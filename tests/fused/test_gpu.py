@@ -9,7 +9,7 @@ from asa.optim import OptimConfig
 from asa.signal import Perturb
 from tests.asa.conftest import LENGTH, ROWS, tiny_batch, tiny_module
 from tests.fused.oracle import fused, plain, problem
-from tests.fused.test_attention import check
+from tests.fused.test_attention import check, check_dropout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
@@ -19,6 +19,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_sizes_of_bert_base(length: int, dtype: torch.dtype) -> None:
     large = problem((2, 12, length, 64), 768, dtype, (length // 3,), dropout=0)
     check(fused(large), plain(large), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_dropout_over_many_tiles_and_heads(dtype: torch.dtype) -> None:
+    check_dropout((2, 12, 509, 64), dtype, 0.1)
 
 
 @pytest.mark.parametrize("head", [32, 80, 96, 128])

@@ -9,13 +9,15 @@ import torch
 
 from asa import fused
 from asa.adversary import ASAConfig
+from asa.fused.probe import fault
 from tests.fused.oracle import DEVICE
 
 HERE = torch.device(DEVICE)
 SHAPE = (4, 12, 2048, 128)
 
 
-def test_the_defaults_are_fused_in_the_types_that_the_kernels_know() -> None:
+def test_the_defaults_are_fused_in_the_types_that_the_kernels_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_works", lambda *_: True)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         assert fused.supported(ASAConfig(), HERE, dtype, SHAPE)
     assert not fused.supported(ASAConfig(), HERE, torch.float64, SHAPE)
@@ -55,13 +57,85 @@ def test_a_triton_that_cannot_compile_is_told_once_and_left_alone(
         raise RuntimeError("Failed to find C compiler.\nPlease specify one")
 
     monkeypatch.setattr(launch, "pack", pack)
-    fused._compiles.cache_clear()
+    fused._works.cache_clear()
     try:
         assert not any(fused.supported(ASAConfig(), HERE, torch.float16, SHAPE) for _ in range(2))
     finally:
-        fused._compiles.cache_clear()
+        fused._works.cache_clear()
     assert len(tried) == 1
     assert caplog.messages == ["Triton cannot run here, so attention is not fused: Failed to find C compiler."]
+
+
+SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, *SLOW], ids=str)
+def test_the_kernels_are_tried_before_they_are_used(dtype: torch.dtype) -> None:
+    before = torch.get_rng_state()
+    assert fault(HERE, dtype, 96) is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def wrong_key(found: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return found[0], found[1] * 1.1, *found[2:]
+
+
+def wrong_context(found: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return found[0] * 1.1, *found[1:]
+
+
+@pytest.mark.parametrize(
+    ("part", "spoilt", "told"),
+    [("backward", wrong_key, "gradient to k is off by 0.1"), ("forward", wrong_context, "context is off by 0.1")],
+)
+def test_kernels_that_compute_something_else_are_told_and_left_alone(
+    part: str, spoilt: Any, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch = pytest.importorskip("asa.fused.launch")
+    right = getattr(launch, part)
+    monkeypatch.setattr(launch, part, lambda *args: spoilt(right(*args)))
+    fused._works.cache_clear()
+    try:
+        assert not fused.supported(ASAConfig(), HERE, torch.float16, (1, 1, 8, 32))
+    finally:
+        fused._works.cache_clear()
+    (message,) = caplog.messages
+    assert message.startswith(f"Triton's kernels are wrong here, so attention is not fused: {told}")
+
+
+def test_another_dropout_in_the_backward_pass_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = pytest.importorskip("asa.fused.launch")
+    right = launch.backward
+    monkeypatch.setattr(launch, "backward", lambda saved, *rest: right(saved._replace(seed=saved.seed + 1), *rest))
+    assert "with dropout 0.5" in (fault(HERE, torch.float16, 128) or "")
+
+
+@pytest.mark.parametrize("why", ["CUDA out of memory. Tried to", "Triton Error [CUDA]: out of memory"])
+def test_full_memory_says_nothing_of_the_kernels(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = pytest.importorskip("asa.fused.launch")
+
+    def pack(*args: Any) -> None:
+        raise RuntimeError(why)
+
+    monkeypatch.setattr(launch, "pack", pack)
+    fused._works.cache_clear()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fused.supported(ASAConfig(), HERE, torch.float16, SHAPE)
+
+
+def test_sums_are_whole_inside_and_as_they_were_outside() -> None:
+    launch, settings = pytest.importorskip("asa.fused.launch"), torch.backends.cuda.matmul
+    before = [getattr(settings, name) for name in launch.REDUCED]
+    with launch._whole_sums():
+        assert not any(getattr(settings, name) for name in launch.REDUCED)
+    assert [getattr(settings, name) for name in launch.REDUCED] == before
+
+
+def test_a_variable_of_the_environment_leaves_the_kernels_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_works", lambda *_: True)
+    assert fused.supported(ASAConfig(), HERE, torch.float16, SHAPE)
+    monkeypatch.setenv(fused.SWITCH, "0")
+    assert not fused.supported(ASAConfig(), HERE, torch.float16, SHAPE)
 
 
 @pytest.mark.slow

@@ -373,3 +373,20 @@ def test_a_checkpoint_without_mlm_head_gets_the_same_new_one_for_the_same_seed(
     assert "drawn from seed 0" in capsys.readouterr().out
     first, second = (losses(tmp_path / name) for name in ("first", "second"))
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("NVIDIA H200", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA T400", None)],
+)
+def test_the_peak_is_that_of_the_device_by_its_whole_name(
+    name: str, most: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    assert figures.peak(torch.device("cuda"), "bf16") == most
+
+
+def test_what_attention_computes_anew_is_not_counted() -> None:
+    aten = torch.ops.aten
+    counts = {aten.mm: 10, aten._scaled_dot_product_flash_attention_backward: 50, aten.bmm: 1}
+    assert figures.once(counts) == 51

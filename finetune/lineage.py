@@ -1,0 +1,49 @@
+"""Which rows a saved model was trained on: by the run that saved it, and by those whose models that one began from."""
+
+from pathlib import Path
+from typing import Any
+
+from asa import manifest
+from asa.errors import RequestError
+from finetune.tasks.task import Task
+
+_SEEN = ("trained", "held_out_sha256")  # of a task's facts: its files of training rows; the rows held out of them
+_SPLIT = ("holdout", "paper_compat")  # the settings that decide on the latter
+
+
+def run_of(folder: Path) -> dict[str, Any]:
+    """Start line of the fine-tuning run that saved a Hugging Face folder, whatever has become of its weights since;
+    empty for a folder from elsewhere.
+
+    Raises: WorkError where its manifest is damaged.
+    """
+    facts = manifest.written(folder, "model") or {}
+    return facts if facts.get("stage") == "finetune" else {}
+
+
+def stages(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a run and those before it have seen, the earliest first: `task`, `split` (its settings of it) and _SEEN.
+
+    Args: run, its start line.
+    """
+    known, config = run.get("task_facts", {}), run.get("config", {})
+    own = {"task": run.get("task"), "split": {key: config[key] for key in _SPLIT if key in config}}
+    own |= {key: known[key] for key in _SEEN if key in known}
+    return [*run.get("earlier", []), *([own] if known else [])]
+
+
+def check_unseen(folder: Path, run: dict[str, Any], task: Task, split: str) -> None:
+    """Raises: RequestError where the split is held out of files that have trained the model, of which these very rows
+    were not held out then: it was another task's, or the task had other files or columns. A file of the split's own is
+    what the user says it is.
+
+    Args: run, the start line of the model's run.
+    """
+    held = task.facts.get("held_out_sha256", {}).get(split)
+    files = set(task.facts.get("held_from", task.facts.get("trained", ())))
+    for stage in stages(run):
+        if held and held != stage.get("held_out_sha256", {}).get(split) and files & set(stage.get("trained", ())):
+            raise RequestError(
+                f"{folder} was trained on rows of {task.name}, whose {split} is held out of them; leave out the model"
+                " or the task, describe the task as its run did, or give test rows of their own by --task.test"
+            )
