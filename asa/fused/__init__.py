@@ -5,7 +5,6 @@ without it, or where `supported` says no, asa.adversary and asa.biased compute t
 """
 
 import logging
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
@@ -17,8 +16,7 @@ from asa.adversary import ASAConfig
 
 # B rows, D width, H heads, K width of one head, L length
 
-DEVICES = {"cuda"}  # tests add "cpu", where Triton's interpreter runs the kernels
-SWITCH = "ASA_FUSED"  # a variable of the environment: 0 leaves the kernels out
+DEVICES = {"cuda"}  # empty: never fused; tests add "cpu", where Triton's interpreter runs the kernels
 DTYPES = {torch.float16, torch.bfloat16, torch.float32}
 FULL = ("out of memory", "ALLOC_FAILED")  # what torch, Triton and cuBLAS say of a GPU's memory
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
@@ -33,7 +31,6 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
     rows, heads, length, width = shape
     return (
         not torch.compiler.is_compiling()
-        and os.environ.get(SWITCH) != "0"
         and device.type in DEVICES
         and dtype in DTYPES
         and width <= WIDEST_HEAD

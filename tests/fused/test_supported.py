@@ -131,10 +131,10 @@ def test_sums_are_whole_inside_and_as_they_were_outside() -> None:
     assert [getattr(settings, name) for name in launch.REDUCED] == before
 
 
-def test_a_variable_of_the_environment_leaves_the_kernels_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_devices_leave_the_kernels_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_works", lambda *_: True)
     assert fused.supported(ASAConfig(), HERE, torch.float16, SHAPE)
-    monkeypatch.setenv(fused.SWITCH, "0")
+    monkeypatch.setattr(fused, "DEVICES", set())
     assert not fused.supported(ASAConfig(), HERE, torch.float16, SHAPE)
 
 
