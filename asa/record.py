@@ -4,6 +4,7 @@ metrics.jsonl has one JSON object per line: {"event": "start", ...facts}, any nu
 "step": n, ...values} and, when the run is complete, {"event": "end", ...}. A run without an end line is unfinished.
 """
 
+import functools
 import importlib
 import json
 import math
@@ -11,6 +12,7 @@ import os
 import platform
 import secrets
 import shutil
+import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -184,10 +186,24 @@ def numbers(terms: Mapping[str, Tensor]) -> dict[str, Value]:
 
 def environment() -> dict[str, str]:
     """What a reader needs to repeat a run."""
-    packages = ("torch", "transformers", "deepspeed", "datasets", "tokenizers")
+    packages = ("torch", "transformers", "deepspeed", "datasets", "tokenizers", "scikit-learn", "scipy", "seqeval")
     versions = {name: _version(name) for name in packages}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    return {"python": platform.python_version(), "device": device, "system": platform.platform(), **versions}
+    own = {"asa-pretrain": revision() or _version("asa-pretrain")}
+    return {"python": platform.python_version(), "device": device, "system": platform.platform(), **own, **versions}
+
+
+@functools.cache
+def revision(root: Path = Path(__file__).parents[1]) -> str | None:
+    """The commit of a checkout, with -dirty where its files are not that commit's; None of installed packages."""
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # no git here
+        return None
+    return done.stdout.strip() or None
 
 
 def _version(package: str) -> str:

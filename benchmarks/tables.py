@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Collection, Sequence
 from datetime import date
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from asa.config import config
 from asa.errors import RequestError
 from asa.places import whole
-from asa.record import environment
+from asa.record import environment, revision
 
 PROCESSORS = Path("/proc/cpuinfo")
 # Where an absolute path begins, and what may be in one: a blank too, unless another path or a flag begins after it.
@@ -70,7 +69,8 @@ def facts() -> str:
     where = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     where += [f"{os.cpu_count()} cores{_processor()}", f"load {os.getloadavg()[1]:.1f}"]
     versions = [f"{name} {found[name]}" for name in ("python", "torch", "transformers", "deepspeed")]
-    return "; ".join([", ".join(where), ", ".join(versions + _commit())])
+    commit = [f"commit {made_by}"] if (made_by := revision()) else []
+    return "; ".join([", ".join(where), ", ".join(versions + commit)])
 
 
 def _processor() -> str:
@@ -78,16 +78,6 @@ def _processor() -> str:
     text = PROCESSORS.read_text() if PROCESSORS.is_file() else ""
     named = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     return f" ({named[1].strip()})" if named else ""
-
-
-def _commit() -> list[str]:
-    """The checkout's commit, "-dirty" where files differ from it; nothing outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except OSError:
-        return []
-    return [f"commit {found.stdout.strip()}"] if found.returncode == 0 else []
 
 
 def _without_folders(word: str) -> str:

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from finetune import state
 from finetune.config import FinetuneConfig
 from finetune.lineage import run_of, stages
 from finetune.model import exported_adversary
+from finetune.predictions import FOLDER
 from finetune.run import Cell
 from finetune.tasks.task import Task
 
@@ -24,6 +26,8 @@ from finetune.tasks.task import Task
 WHERE = ("tasks", "task", "data", "recipes", "models", "methods", "seeds", "out")
 HOW = ("log_every", "save_every", "worker", "overwrite", "save_model")
 ELSEWHERE = WHERE + HOW
+# What lies in a run's folder; `.partial` as well.
+PARTS = {record.NAME, "environment.json", "tensorboard", "model", FOLDER, state.FOLDER}
 SCHEDULE = "random_mask.schedule"  # a file, which counts by its content; another one for each task at least
 
 
@@ -92,6 +96,15 @@ def settings(method: str, config: FinetuneConfig) -> dict[str, Any]:
     if not METHODS[method](config).uses_adversary:
         others |= {"adversary"}
     return {key: value for key, value in to_dict(config).items() if key not in others and key not in ELSEWHERE}
+
+
+def check_own(folder: Path) -> None:
+    """Raises: RequestError where something else than a run stands in a run's folder, which a new run would remove."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise RequestError(f"{folder} is no folder, so no run is put there; set another --out")
+    for path in sorted(folder.glob("*")):
+        if path.name.removesuffix(".partial") not in PARTS:
+            raise RequestError(f"{path} is no part of a run, and would be removed; move it or set another --out")
 
 
 def is_finished(cell: Cell, facts: dict[str, Any]) -> bool:

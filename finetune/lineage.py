@@ -39,11 +39,18 @@ def check_unseen(folder: Path, run: dict[str, Any], task: Task, split: str) -> N
 
     Args: run, the start line of the model's run.
     """
+    if seen(run, task, split):
+        raise RequestError(
+            f"{folder} was trained on rows of {task.name}, whose {split} is held out of them; leave out the model"
+            " or the task, describe the task as its run did, or give test rows of their own by --task.test"
+        )
+
+
+def seen(run: dict[str, Any], task: Task, split: str) -> bool:
+    """Whether the split is such a one."""
     held = task.facts.get("held_out_sha256", {}).get(split)
     files = set(task.facts.get("held_from", task.facts.get("trained", ())))
-    for stage in stages(run):
-        if held and held != stage.get("held_out_sha256", {}).get(split) and files & set(stage.get("trained", ())):
-            raise RequestError(
-                f"{folder} was trained on rows of {task.name}, whose {split} is held out of them; leave out the model"
-                " or the task, describe the task as its run did, or give test rows of their own by --task.test"
-            )
+    return any(
+        held and held != stage.get("held_out_sha256", {}).get(split) and files & set(stage.get("trained", ()))
+        for stage in stages(run)
+    )

@@ -2,6 +2,8 @@
 
 import functools
 import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +18,8 @@ from asa.tokenizer import load_tokenizer
 from finetune import state
 from finetune.claims import claimed
 from finetune.config import FinetuneConfig, check
-from finetune.facts import facts_of, is_begun, is_finished
-from finetune.lineage import check_unseen, run_of
+from finetune.facts import check_own, facts_of, is_begun, is_finished
+from finetune.lineage import check_unseen, run_of, seen
 from finetune.live import Board
 from finetune.loop import train
 from finetune.recipes import resolved
@@ -45,13 +47,13 @@ class Sweep:
         self.models = config.models
         self.tasks = tasks_of(config)
         self.cells = plan(given, list(self.tasks.values()))
-        for folder in config.models.values():
-            run = run_of(folder)
-            for task in self.tasks.values():
-                check_unseen(folder, run, task, "test")
+        self.notes = list(_seen(config.models.values(), self.tasks.values()))
         self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
         # One of another request is refused before anything is trained.
         self.finished = [cell for cell in self.cells if is_finished(cell, self.facts[cell.run])]
+        for cell in self.cells:
+            if cell not in self.finished:
+                check_own(cell.folder)
         # The splits of one task for every model; the runs of a task come one after the other.
         self._encoded = functools.lru_cache(maxsize=len(config.models))(self._encode)
         self._told: set[str] = set()
@@ -115,8 +117,8 @@ def sweep(given: dict[str, Any]) -> None:
 
     metrics = {name: task.metrics[0] for name, task in work.tasks.items()}
     with Board(work.cells, metrics, work.finished, config.worker) as board:
-        for task in work.tasks.values():
-            board.note(told(task))
+        for line in [*map(told, work.tasks.values()), *work.notes]:
+            board.note(line)
         for cell in work.finished:
             state.clear(cell.folder)  # left where a kill came between the end line and this
             board.note(f"{cell.run.name:40s} finished before")
@@ -156,6 +158,17 @@ def failure(cell: Cell, began: float) -> Failure | None:
         return None
     kind = RequestError if events[-1].get("request") else WorkError
     return kind(events[-1]["error"])
+
+
+def _seen(models: Iterable[Path], tasks: Iterable[Task]) -> Iterator[str]:
+    """A line for each task whose epoch is chosen by rows that a model has seen. Raises: RequestError where scored rows
+    are such."""
+    for folder in models:
+        run = run_of(folder)
+        for task in tasks:
+            check_unseen(folder, run, task, "test")
+            if seen(run, task, "dev"):
+                yield f"{task.name}: {folder} was trained on rows of its dev, which choose the epoch"
 
 
 def tasks_of(config: FinetuneConfig) -> dict[str, Task]:

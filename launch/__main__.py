@@ -66,7 +66,9 @@ def finetune_(argv: list[str]) -> None:
 
 
 def reads_the_hub(request: FinetuneConfig) -> bool:
-    return bool(request.tasks) and request.data is None
+    """Whether a task may come from there: a standard one, or one of the user's own that says so or adds such."""
+    own = request.task.hub is not None or bool(request.task.also)
+    return request.data is None and (bool(request.tasks) or own)
 
 
 def finetune_commands(

@@ -25,6 +25,10 @@ def told(task: Task) -> str:
     for fact, what in NOTES.items():
         counts = [f"{count:,} of {name}" for name, count in task.facts.get(fact, {}).items()]
         notes += [f"{what}: {', '.join(counts)}"] if counts else []
+    if task.facts.get("compat"):
+        notes.append("test chooses the epoch too, as in the papers (--paper_compat)")
+    if task.facts.get("partial"):
+        notes.append(f"not the whole published set: {task.facts['partial']}")
     if task.kind == "token" and task.metrics[0] == "accuracy":
         notes.append("its labels are scored by accuracy, word by word")
     return "; ".join([f"{task.name}: {rows}", *notes])
@@ -50,6 +54,7 @@ def facts_of(
         "classes": counts,
         "repeated": {name: count for name, count in others.items() if count},
         "chosen": _chosen(splits),
+        "compat": "dev" in splits and splits["dev"] is splits.get("test"),
         "dropped": {name: count for name, count in dropped.items() if count},
         "files": hashes,
     }

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from asa import manifest
+from asa.config import to_dict
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from finetune.metrics import check_metrics, usual
@@ -14,7 +15,7 @@ from finetune.tasks.added import added, split_of, unseen
 from finetune.tasks.cells import flag
 from finetune.tasks.facts import content_sha256, facts_of, rows_sha256
 from finetune.tasks.labels import classes
-from finetune.tasks.places import blind, read_files, settled, supply, training
+from finetune.tasks.places import FILES, blind, read_files, settled, supply, training
 from finetune.tasks.rows import FIELD, Raw, read
 from finetune.tasks.spec import NAME, TaskConfig, named
 from finetune.tasks.split import arranged, subset, taken
@@ -32,6 +33,7 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     Raises: RequestError for rows or settings that do not fit, naming file and line; WorkError for damaged files or a
         hub that cannot be reached.
     """
+    _check_alone(task)
     if task.folder is not None:
         found = folder.load(task.folder)
         name = found.name if task.name == TaskConfig().name else task.name
@@ -68,6 +70,7 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     facts["joined"] = {name: raw.joined for name, raw in read_.items() if raw.joined}
     facts["seen"] = {one.name: one.seen for one in others if one.seen}
     facts["unasked"] = unasked
+    facts["partial"] = task.partial
     facts["trained"] = _trained(task, hashes, config)
     facts["held_from"] = [hashes.get(name, name) for name in training(task, config)] or facts["trained"]
     held = taken(scored, config) if "train" in splits else []
@@ -98,6 +101,17 @@ def _labelled(split: str) -> bool | None:
     """Whether a split has labels; None: where its first row has the column, which those of a test server may fill with
     numbers that are no class (GLUE on the hub)."""
     return False if blind(split) else LABELLED.get(split)
+
+
+def _check_alone(task: TaskConfig) -> None:
+    """Raises RequestError for keys of the user's that a task folder, or a set of the hub, has its own of."""
+    usual, given = to_dict(TaskConfig()), to_dict(task)
+    others = [key for key in given if given[key] != usual[key] and key not in ("name", "folder")]
+    if task.folder is not None and others:
+        raise RequestError(f"task.{others[0]} is set beside task.folder, which has its own; leave one of the two out")
+    both = [key for key in others if key in (*FILES, "extra")]
+    if task.hub is not None and not task.sources and both:
+        raise RequestError(f"task.{both[0]} is set beside task.hub, which has its own rows; leave one of the two out")
 
 
 def _check(task: TaskConfig) -> None:

@@ -125,6 +125,8 @@ class TaskConfig:
     """Published settings of the task: keys of FinetuneConfig."""
     paper_compat: dict[str, Any] = field(default_factory=dict)
     """Keys of the task that FinetuneConfig.paper_compat changes."""
+    partial: str = ""
+    """What these files are of a published set that has more, told with the rows and the scores; empty: all of it."""
     sources: tuple[Source, ...] = ()
     """Where below FinetuneConfig.data the files may be: the first place that has them all is taken."""
     hub: HubSource | None = None

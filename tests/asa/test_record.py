@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -94,7 +95,22 @@ def test_the_environment_names_what_a_reader_needs() -> None:
     found = record.environment()
     # What is installed may leave out the build that torch itself names.
     assert torch.__version__.startswith(found["torch"])
-    assert all(found[name] for name in ("python", "device", "system", "transformers"))
+    assert all(found[name] for name in ("python", "device", "system", "transformers", "asa-pretrain", "scikit-learn"))
+
+
+def test_a_checkout_is_named_by_its_commit_and_whether_files_differ_from_it(tmp_path: Path) -> None:
+    assert record.revision(tmp_path) is None
+    file = tmp_path / "a"
+    file.write_text("1")
+    own = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "a"], ["commit", "-q", "-m", "a"]):
+        subprocess.run([*own, *command], check=True)
+    record.revision.cache_clear()
+    clean = record.revision(tmp_path)
+    file.write_text("2")
+    record.revision.cache_clear()
+    assert clean is not None
+    assert record.revision(tmp_path) == f"{clean}-dirty"
 
 
 def test_a_run_leaves_the_versions_of_everything_installed(tmp_path: Path) -> None:

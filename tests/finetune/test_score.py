@@ -26,7 +26,7 @@ from finetune.predictions import FOLDER, load_predictions, predict
 from finetune.robustness import robustness
 from finetune.saved import encoded, find, module_of, tasks_of
 from finetune.score import pair, score_all, score_one
-from finetune.sweep import sweep
+from finetune.sweep import Sweep, sweep
 from finetune.tasks import spec
 from finetune.tasks.task import Kind
 from tests.finetune.conftest import CLASSES, Given, small_task
@@ -196,6 +196,10 @@ def test_rows_of_earlier_stages_are_no_test_rows_either(
     with pytest.raises(RequestError, match=TRAINED):
         sweep(again)
     sweep({**again, "holdout": 0.4})
+    chosen = {**first, "name": "fourth", "test": [tmp_path / "later.csv"]}
+    assert Sweep(given(task=chosen)).notes == []
+    (note,) = Sweep(given(task=chosen, models={"first": start})).notes
+    assert "was trained on rows of its dev, which choose the epoch" in note
 
 
 def test_a_models_folder_that_was_changed_is_its_runs_no_more_but_has_seen_its_rows(

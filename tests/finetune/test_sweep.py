@@ -291,6 +291,22 @@ def test_a_run_whose_process_has_gone_falls_to_worker_0(given: Given, tmp_path: 
     assert [events(tmp_path / "runs", f"tiny-vanilla-{seed}")[-1]["event"] for seed in (0, 1)] == ["end", "end"]
 
 
+def test_what_is_no_part_of_a_run_is_not_removed_for_one(given: Given) -> None:
+    asked = given(max_steps=1)
+    notes = asked["out"] / "colours" / "tiny-vanilla-0" / "notes.txt"
+    for again in (asked, {**asked, "save_model": True}):  # in place of nothing, and of a finished run without a model
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        notes.write_text("mine")
+        with pytest.raises(RequestError, match=r"notes\.txt is no part of a run, and would be removed; move it or"):
+            sweep(again)
+        notes.unlink()
+        sweep(again)
+    shutil.rmtree(notes.parent)
+    notes.parent.write_text("a file")
+    with pytest.raises(RequestError, match="is no folder, so no run is put there"):
+        sweep(asked)
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_a_failure_of_another_process_counts_and_one_of_an_earlier_command_is_made_good(
     before: bool, given: Given, tmp_path: Path

@@ -25,7 +25,10 @@ def test_rows_that_stand_in_two_files_are_counted(table: Path) -> None:
     assert found.facts["chosen"] == {"test": 7, "more": 7}
     assert "also among the training rows: 7 of dev, 40 of test, 7 of more; " in told(found)
     assert "scored and also among the rows that choose the epoch: 7 of test, 7 of more" in told(found)
-    assert task({"paper_compat": True}, **keys, dev=[few]).facts["chosen"] == {}
+    papers = task({"paper_compat": True}, **keys, dev=[few])
+    assert papers.facts["chosen"] == {}
+    assert "test chooses the epoch too, as in the papers" in told(papers)
+    assert "as in the papers" not in told(found)
 
 
 def test_scored_rows_that_choose_too_are_refused_unless_asked_for(table: Path) -> None:

@@ -145,6 +145,8 @@ def test_python_bytes_repeated_dialogues_and_missing_labels(tmp_path: Path) -> N
     assert found.splits["test"].texts == [("café",), ("z",)]
     assert found.facts["dropped"] == {"test": 1}
     assert found.facts["joined"] == {}
+    part = replace(found, facts={**found.facts, "partial": "half of it"})
+    assert told(part).endswith("; not the whole published set: half of it")
     assert told(found) == "own: test 2; left out, without a label or a part of their columns: 1 of test"
     with pytest.raises(RequestError, match=r"t.jsonl:3: no label in column 'label'; .* --task.broken mend"):
         task(test=[path])
@@ -410,6 +412,21 @@ def test_a_column_of_numbers_named_as_classes_is_told_briefly(tmp_path: Path) ->
     other = write(tmp_path / "o.jsonl", [{"text": "x", "label": 0.123}])
     with pytest.raises(RequestError, match=r"o.jsonl:1: label 0.123, allowed: .* and 80 more"):
         task(train=[path], test=[other])
+
+
+def test_what_a_task_folder_or_the_hub_has_of_its_own_is_not_given_beside_it(task_folder: Path, table: Path) -> None:
+    assert task(folder=task_folder, name="mine").name == "mine"
+    with pytest.raises(RequestError, match=r"task\.kind is set beside task\.folder, which has its own; leave one"):
+        task(folder=task_folder, kind="regression")
+    hub = {"path": "a/b", "splits": {"train": "train"}}
+    with pytest.raises(RequestError, match=r"task\.train is set beside task\.hub, which has its own rows; leave one"):
+        task(hub=hub, train=[table])
+
+
+def test_a_part_of_a_published_set_is_told() -> None:
+    parts = {"qnli": "glue_qnli_dev_only", "qnli-ranked": "glue_qnli_dev_only", "qqp": "qqp_20k", "anli": "anli_dev"}
+    for name, place in {**parts, "hellaswag": "hellaswag_val_text", "paws-wiki": "paws_wiki_final"}.items():
+        assert {str(source.at) for source in specs.named(name).sources if source.keys.get("partial")} == {place}
 
 
 def test_no_files_and_no_place_are_told(tmp_path: Path) -> None:

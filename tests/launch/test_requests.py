@@ -286,7 +286,14 @@ def test_no_flag_of_the_launcher_is_also_a_key_of_a_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "offline"), [(["--tasks", "sst2"], False), (["--tasks", "sst2", "--data", "d"], True)]
+    ("flags", "offline"),
+    [
+        (["--tasks", "sst2"], False),
+        (["--tasks", "sst2", "--data", "d"], True),
+        (["--task.train", "a.csv"], True),
+        (["--task.train", "a.csv", "--task.also", "rte"], False),
+        (["--task.hub.path", "a/b", "--task.hub.splits", "{train: train}"], False),
+    ],
 )
 def test_only_a_command_that_reads_tasks_from_the_hub_may_reach_it(flags: list[str], offline: bool) -> None:
     request = cli.parse(FinetuneConfig, [*flags, "--models.m", "m", "--out", "o"], "finetune")
