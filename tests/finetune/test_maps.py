@@ -1,6 +1,7 @@
 """The maps command on a folder as pretrain export writes it."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,27 +12,39 @@ from transformers import AutoModel
 from asa.adversary import ASAConfig
 from asa.attention import attach
 from asa.errors import RequestError
+from asa.families import FAMILIES
 from finetune.config import MapsConfig
 from finetune.maps import maps, read
 from finetune.report.attention import ENDING, load
+from tests.asa.encoders import tiny
 from tests.finetune.conftest import write_model
+
+each_family = pytest.mark.parametrize("bare", FAMILIES, indirect=True)
 
 
 @pytest.fixture
-def exported(model_folder: Path, tmp_path: Path) -> Path:
-    """The tiny model with an adversary that was not trained, but is not indifferent either."""
-    folder = tmp_path / "export"
-    folder.mkdir()
-    for path in model_folder.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+def bare(request: pytest.FixtureRequest, model_folder: Path, tmp_path: Path) -> Path:
+    """A tiny encoder with a tokenizer, of the family that a test asks for."""
+    folder = tmp_path / "bare"
+    tiny(getattr(request, "param", "bert")).save_pretrained(folder)
+    for path in model_folder.glob("tokenizer*"):
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture
+def exported(bare: Path, tmp_path: Path) -> Path:
+    """The same with an adversary that was not trained, but is not indifferent either."""
+    folder = shutil.copytree(bare, tmp_path / "export")
     torch.manual_seed(1)
-    adversary = attach(AutoModel.from_pretrained(model_folder), ASAConfig(heads="each"))
+    adversary = attach(AutoModel.from_pretrained(bare, attn_implementation="eager"), ASAConfig(heads="each"))
     for p in adversary.parameters():
         torch.nn.init.normal_(p)
     adversary.save_pretrained(folder)
     return folder
 
 
+@each_family
 def test_it_draws_weights_that_are_weights_and_masks_that_mask(exported: Path) -> None:
     found = read(MapsConfig(model=exported, text="a red b c d e f", out=Path("x.png")))
     assert found.tokens[:3] == ["[CLS]", "a", "red"]
@@ -46,6 +59,7 @@ def test_it_draws_weights_that_are_weights_and_masks_that_mask(exported: Path) -
         assert layer.clean_LL[nowhere].max() > 1e-3
 
 
+@each_family
 def test_a_head_is_one_of_those_whose_mean_is_drawn(exported: Path) -> None:
     mean, *heads = (
         read(MapsConfig(model=exported, text="a red b c", out=Path("x.png"), head=head)).layers[1]
@@ -58,8 +72,9 @@ def test_a_head_is_one_of_those_whose_mean_is_drawn(exported: Path) -> None:
     assert set(np.unique(heads[0].keep_LL)) == {0.0, 1.0}
 
 
-def test_a_second_models_attention_stands_beside(exported: Path, model_folder: Path) -> None:
-    found = read(MapsConfig(model=exported, beside=model_folder, text="a red b c", out=Path("x.png"), layers=(1,)))
+@each_family
+def test_a_second_models_attention_stands_beside(exported: Path, bare: Path) -> None:
+    found = read(MapsConfig(model=exported, beside=bare, text="a red b c", out=Path("x.png"), layers=(1,)))
     assert list(found.layers) == [1]
     beside_LL = found.layers[1].beside_LL
     assert beside_LL is not None
@@ -67,7 +82,7 @@ def test_a_second_models_attention_stands_beside(exported: Path, model_folder: P
 
 
 def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
-    exported: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: Path, bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "pictures" / "maps.png"
     maps(MapsConfig(model=exported, text="a red b", out=out, layers=(1,)))
@@ -86,10 +101,10 @@ def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
         ({"out": tmp_path / "x.jpeg"}, "set --out"),
         ({"out": tmp_path}, "set --out"),
         ({"out": tmp_path / "pictures" / "maps.png" / "x.png"}, "maps.png is no folder; set another --out"),
-        ({"model": model_folder}, r"no saved adversary .*give the export of a run with method asa by --model"),
+        ({"model": bare}, r"no saved adversary .*give the export of a run with method asa by --model"),
         ({"beside": tmp_path}, "--beside"),
         ({"beside": one_head, "head": 1}, "head = 1: .*one_head has heads 0 to 0; set --head or --beside"),
-        ({"text": "a " * 40}, "reads at most 32"),
+        ({"text": "a " * 40}, "reads at most 10"),
     ):
         with pytest.raises(RequestError, match=message):
             maps(MapsConfig(**{"model": exported, "text": "a red b", "out": out, **changes}))
