@@ -22,7 +22,7 @@ from asa.errors import RequestError, WorkError
 from asa.methods import METHODS, At, Method
 from asa.methods.base import add
 from asa.record import Record
-from finetune import state
+from finetune import resident, state
 from finetune.config import FinetuneConfig
 from finetune.meter import Meter
 from finetune.metrics import score
@@ -57,7 +57,7 @@ class Session:
     progress: Progress
     meter: Meter
     began: float  # as if earlier parts of the run had gone before without a pause
-    peak: int = 0  # bytes on a GPU in the steps of this process, evaluations apart
+    peak: int = 0  # bytes in the steps of this process, evaluations apart: of tensors on a GPU, else resident
 
 
 def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any], going_on: bool = False) -> dict:
@@ -236,6 +236,7 @@ def _predicted(session: Session, data: Encoded) -> Predictions:
 def _finish(session: Session, best: Best) -> dict[str, Any]:
     """Predict, score and keep what the selected weights give; the end line."""
     config, folder, engine = session.cell.config, session.cell.folder, session.engine
+    peak = "peak_memory_bytes" if session.device.type == "cuda" else "peak_resident_bytes"
     engine.restore("weights", best.weights.items())
     scores = _final(session, folder / FOLDER)
     if config.save_model:
@@ -249,7 +250,7 @@ def _finish(session: Session, best: Best) -> dict[str, Any]:
         "steps": session.progress.step,
         "train_seconds": round(session.progress.training, 3),
         "seconds": round(time.perf_counter() - session.began, 3),
-        **({"peak_memory_bytes": session.peak} if session.peak else {}),
+        **({peak: session.peak} if session.peak else {}),
     }
 
 
@@ -267,13 +268,15 @@ def _final(session: Session, folder: Path) -> dict[str, float]:
 
 
 def _peak(device: torch.device) -> int:
-    """Most bytes of tensors on a GPU since the last _forget_peak; 0 elsewhere, where nobody counts those of one run."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    """Most bytes since the last _forget_peak: of tensors on a GPU, else of the process; 0 where nobody counts them."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident.peak()
 
 
 def _forget_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    else:
+        resident.forget()
 
 
 def steps_of(config: FinetuneConfig, rows: int) -> int:

@@ -85,7 +85,7 @@ def observed(
     torch.manual_seed(0)
     sweep({**asked, **changed, "out": out})
     (run,) = out.glob("colours/*")
-    drop = ("seconds", "train_seconds")
+    drop = ("seconds", "train_seconds", "peak_resident_bytes")
     events = [event for event in record.read(run / record.NAME) if event["event"] in ("train", "eval", "end")]
     return {
         "numbers": [{key: value for key, value in event.items() if key not in drop} for event in events],

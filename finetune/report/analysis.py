@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from finetune.report.collect import Run
 from finetune.report.labels import grouped
-from finetune.report.plots import WIDTH, Plot, colour, height, legend, line, panels
+from finetune.report.plots import WIDTH, Plot, colour, height, legend, line, panels, point
 from finetune.report.rows import Row, masked_shares, spread
 from finetune.report.svg import DASHES, PALETTE, draw
 from finetune.report.tables import Table, mean_sd, number, percent
@@ -39,7 +39,7 @@ def masked_share(runs: list[Run], panel_of: dict[str, str], name: str) -> Plot |
         for run in attacked:
             steps, shares = run.series(KEY)
             for layer, values in enumerate(100 * np.asarray(shares, dtype=float).T):
-                style = {"color": layer_colour(layer, layers), "alpha": 0.85}
+                style = {"color": layer_colour(layer, layers), "alpha": 0.85, **point(steps)}
                 axes[panel_of[run.name]].plot(steps, values, DASHES[layer % 4], **style)
         for title, ax in axes.items():
             ax.set_title(title)

@@ -4,7 +4,7 @@ import math
 
 from finetune.report.labels import by_task, grouped, method_key, words
 from finetune.report.rows import NAN, Row, of, spread
-from finetune.report.tables import Table, mean_sd, number
+from finetune.report.tables import Table, caveats, mean_sd, number
 
 # Tasks that a model is meant to fail on: ASA's Table 2, and sets of that kind it does not have.
 ROBUST = ("anli", "paws", "hans", "advglue", "hellaswag")
@@ -86,6 +86,8 @@ def _notes(rows: list[Row], values: dict[str, float], what: str) -> str:
         notes.append(f"No mean over tasks, since {', '.join(several)} would count once for each of its settings.")
     if any(row.in_two_files for row in rows):
         notes.append("mnli m/mm: the mean over its matched and its mismatched rows, as in the papers' tables.")
+    if told := caveats(rows):
+        notes.append(told)
     for label in by_task([row.run for row in rows], {row.run.name: row.method for row in rows}):
         notes.append(f"{label} has settings of its own for each task, named below; so has its mean.")
     for task, same in grouped(rows, lambda row: row.task).items():

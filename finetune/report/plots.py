@@ -65,7 +65,8 @@ def dev_curves(rows: list[Row], name: str) -> Plot | None:
     def paint(figure: Figure) -> None:
         axes = dict(zip(models, panels(figure, len(models)), strict=True))
         for row, steps, values in shown:
-            axes[row.model].plot(steps, 100 * np.asarray(values), **line(methods.index(row.method)), alpha=0.3)
+            style = {**line(methods.index(row.method)), **point(steps), "alpha": 0.3}
+            axes[row.model].plot(steps, 100 * np.asarray(values), **style)
         for (model, method), same in groups.items():
             axes[model].plot(*_mean_curve(same), marker="o", markersize=3.5, **line(methods.index(method)))
         for model, ax in axes.items():
@@ -103,7 +104,7 @@ def pretraining_losses(runs: list[Run], name: str) -> Plot | None:
             steps, values = run.series("task")
             smooth = _running_mean(np.asarray(values), max(1, len(values) // 15))
             left.plot(steps, values, alpha=0.3, linewidth=1, **line(index))
-            left.plot(steps, smooth, **line(index))
+            left.plot(steps, smooth, **line(index), **point(steps))
             right.plot(*run.series("heldout_loss", "evals"), marker="o", markersize=4, **line(index))
         for ax, title in ((left, "training rows"), (right, "held-out rows, clean model")):
             ax.set_title(title)
@@ -139,6 +140,11 @@ def colour(index: int) -> str:
 def line(index: int) -> dict[str, Any]:
     """Colour and dashes of the line with this number: another pair for each of the first 32."""
     return {"color": colour(index), "linestyle": DASHES[index // len(PALETTE) % len(DASHES)]}
+
+
+def point(steps: Sequence[int]) -> dict[str, Any]:
+    """The mark of a series of one, of which a line shows nothing."""
+    return {"marker": "o", "markersize": 4} if len(steps) == 1 else {}
 
 
 def panels(figure: Figure, count: int) -> list[Axes]:

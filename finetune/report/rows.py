@@ -17,10 +17,11 @@ class Row(NamedTuple):
     difference: what the letter stands for, both empty where the task has one set.
 
     values: figures by name, those that are known. Of a run on a task: its scores SPLIT_METRIC, seconds, step_seconds
-    (one step), peak_memory_bytes, masked_share_layer_N after training and, where there is a vanilla run (`partner`)
-    with the same task, weights, settings and seed: gain (of the main score on test), slowdown and memory (multiples of
-    its time per step and peak memory, where both ran on the same kind of device, as many processes and, on a CPU,
-    threads). Of MNLI also overall_METRIC, the mean of its two files, and overall_gain.
+    (one step), peak_memory_bytes (tensors on a GPU) or peak_resident_bytes (the process), masked_share_layer_N after
+    training and, where there is a vanilla run (`partner`) with the same task, weights, settings and seed: gain (of the
+    main score on test), slowdown and memory (multiples of its time per step and peak memory on a GPU, where both ran on
+    the same kind of device, as many processes and, on a CPU, threads). Of MNLI also overall_METRIC, the mean of its two
+    files, and overall_gain.
     """
 
     run: Run
@@ -40,6 +41,18 @@ class Row(NamedTuple):
     def lettered(self) -> str:
         """The task with the letter of its settings."""
         return f"{self.task} {self.settings}".rstrip()
+
+    @property
+    def chosen_by_test(self) -> bool:
+        """Whether the scored rows have chosen the epoch: with paper_compat they do, of the task that was trained on."""
+        task = self.run.facts.get("task")
+        own = self.run.facts.get("trained_on", task) == task
+        return own and bool(self.run.facts.get("config", {}).get("paper_compat"))
+
+    @property
+    def partial(self) -> str:
+        """What the scored rows are of a published set that has more."""
+        return self.run.facts.get("task_facts", {}).get("partial", "")
 
     @property
     def score(self) -> float:
@@ -111,11 +124,12 @@ def _column(row: Row) -> tuple[str | None, str, str]:
 def _figures(run: Run) -> dict[str, float]:
     assert run.end is not None
     found = dict(run.scores)
-    if run.task in TOGETHER:
-        keys = [f"{split}_{run.metrics[0]}" for split in ("test", TOGETHER[run.task])]
+    if other := TOGETHER.get(str(run.facts.get("task"))):  # of a scored model run.task tells the training task too
+        keys = [f"{split}_{run.metrics[0]}" for split in ("test", other)]
         if all(key in found for key in keys):
             found[f"overall_{run.metrics[0]}"] = statistics.fmean(found[key] for key in keys)
-    found |= {key: run.end[key] for key in ("seconds", "peak_memory_bytes") if run.end.get(key) is not None}
+    known = ("seconds", "peak_memory_bytes", "peak_resident_bytes")
+    found |= {key: run.end[key] for key in known if run.end.get(key) is not None}
     for layer, share in enumerate(masked_shares(run)):
         found[f"masked_share_layer_{layer}"] = share
     spent, steps = run.end.get("train_seconds", run.end.get("seconds")), run.end.get("steps")
@@ -134,7 +148,7 @@ def _against(run: Run, vanilla: Run) -> dict[str, float]:
     found = {"gain": mine[key] - theirs[key]} if key in mine and key in theirs else {}
     key = f"overall_{run.metrics[0]}"
     found |= {"overall_gain": mine[key] - theirs[key]} if key in mine and key in theirs else {}
-    if _where(run) != _where(vanilla):
+    if where(run) != where(vanilla):
         return found
     for name, cost in (("slowdown", "step_seconds"), ("memory", "peak_memory_bytes")):
         if mine.get(cost) and theirs.get(cost):
@@ -142,7 +156,7 @@ def _against(run: Run, vanilla: Run) -> dict[str, float]:
     return found
 
 
-def _where(run: Run) -> tuple[Any, ...]:
+def where(run: Run) -> tuple[Any, ...]:
     """Costs are compared between runs that agree in it; engine and precision are among the shared settings."""
     names = ("processes",) if "peak_memory_bytes" in (run.end or {}) else ("processes", "threads")  # a GPU's has none
     places = (run.facts.get(name) for name in names)

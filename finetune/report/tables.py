@@ -7,7 +7,15 @@ from typing import NamedTuple
 from finetune.report import collect
 from finetune.report.collect import STAGES, Run
 from finetune.report.labels import grouped, words
-from finetune.report.rows import NAN, Row, of, spread
+from finetune.report.rows import NAN, Row, of, spread, where
+
+# Figure, heading, factor and digits of what a run costs.
+COSTS = (
+    ("seconds", "Seconds per run", 1, 1),
+    ("step_seconds", "ms per step", 1e3, 1),
+    ("peak_memory_bytes", "Peak memory, MB", 1e-6, 0),
+    ("peak_resident_bytes", "Peak resident memory, MB", 1e-6, 0),
+)
 
 
 class Table(NamedTuple):
@@ -23,18 +31,32 @@ class Table(NamedTuple):
 def results(rows: list[Row]) -> Table:
     """Mean and standard deviation per model x method of one task and one set of settings."""
     found = list(dict.fromkeys(key for row in rows for key in row.run.scores))
+    costs = [cost for cost in COSTS if of(rows, cost[0])]
     cells = []
     for (model, method), same in grouped(rows, lambda row: (row.model, row.method)).items():
         means = [mean_sd(of(same, name), 100, 2) for name in found]
-        gain, seconds = mean_sd(of(same, "gain"), 100, 2, "+"), mean_sd(of(same, "seconds"), 1, 1)
-        cells.append([model, method, str(len(same)), *means, gain, seconds])
-    figures = ["n", *[f"{score_name(name)}, %" for name in found], "vs vanilla, points", "Seconds per run"]
-    return Table(f"{rows[0].task}: every score", ["Model", "Method", *figures], cells, 2, _no_test(rows))
+        spent = [mean_sd(of(same, key), factor, digits) for key, _, factor, digits in costs]
+        cells.append([model, method, str(len(same)), *means, mean_sd(of(same, "gain"), 100, 2, "+"), *spent])
+    figures = ["n", *[f"{score_name(name)}, %" for name in found], "vs vanilla, points", *[cost[1] for cost in costs]]
+    return Table(f"{rows[0].task}: every score", ["Model", "Method", *figures], cells, 2, _notes(rows))
 
 
-def _no_test(rows: list[Row]) -> str:
-    scored = any(not math.isnan(row.score) for row in rows)
-    return "" if scored else "The task has no labelled test rows, so no run has a gain over vanilla or a test of it."
+def _notes(rows: list[Row]) -> str:
+    """What the table of one task leaves open."""
+    notes = [caveats(rows)]
+    if all(math.isnan(row.score) for row in rows):
+        notes.append("The task has no labelled test rows, so no run has a gain over vanilla or a test of it.")
+    if len({where(row.run) for row in rows}) > 1:
+        notes.append("The costs of its runs were not all taken alike (device, processes, threads, version).")
+    return " ".join(filter(None, notes))
+
+
+def caveats(rows: list[Row]) -> str:
+    """Sentences that name the tasks whose scores are not what they seem; empty for none."""
+    chosen = ", ".join(dict.fromkeys(row.lettered for row in rows if row.chosen_by_test))
+    parts = dict.fromkeys((row.lettered, row.partial) for row in rows if row.partial)
+    notes = [f"{chosen}: the scored rows chose the epoch as well (paper_compat)."] if chosen else []
+    return " ".join([*notes, *(f"{task} is not the whole published set: {what}." for task, what in parts)])
 
 
 def score_name(key: str) -> str:

@@ -2,12 +2,19 @@
 
 import math
 
-from finetune.report.collect import Run, finished
+from finetune.report.collect import NO_SEED, Run, finished
 from finetune.report.compare import Comparison, holm, least_p
 from finetune.report.examples import RESAMPLES
 from finetune.report.labels import grouped, words
 from finetune.report.rows import NAN, Row, evaluated_rows
 from finetune.report.tables import Table, mean_sd, number, score_name
+
+# Of an attack's end line, where records have them: figure, heading, factor and digits.
+FURTHER = (("resisted", "Still right, %", 100, 1), ("start_spread", "Spread over starts", 1, 4))
+MEANT = {
+    "resisted": "Still right: rows classified right at every point that was looked at.",
+    "start_spread": "Spread over starts: the largest minus the smallest loss that a start reached, median over rows.",
+}
 
 
 def tests(found: list[Comparison], caption: str) -> Table:
@@ -47,19 +54,35 @@ def how_tested(found: list[Comparison]) -> str:
 def loss_increase(runs: list[Run]) -> Table | None:
     """FreeLB's Table 5: the largest increase of the loss within a ball, per model; None where it was not measured."""
     measured = [row for row in evaluated_rows(runs) if row.run.stage == "robustness"]
+    shown = [one for one in FURTHER if any(not math.isnan(_figure(row, one[0])) for row in measured)]
     cells = []
     for row in sorted(measured, key=lambda row: (row.task, row.settings, _reference(row), row.run.name)):
-        end = {key: value for key, value in (row.run.end or {}).items() if isinstance(value, int | float)}
-        low, high = (number(end.get(key, NAN), 4) for key in ("q25", "q75"))
-        rest = [number(end.get(key, NAN), 4) for key in ("mean", "sd", "clean_loss_median")]
-        sizes = [number(end.get("n", NAN), 0), number(end.get("radius_median", NAN), 4)]
-        names = [row.lettered, row.model, _reference(row)]
-        cells.append([*names, *sizes, number(end.get("median", NAN), 4), f"{low} to {high}", *rest])
+        low, high = (number(_figure(row, key), 4) for key in ("q25", "q75"))
+        rest = [number(_figure(row, key), 4) for key in ("mean", "sd", "clean_loss_median")]
+        rest += [number(_figure(row, key) * factor, digits) for key, _, factor, digits in shown]
+        sizes = [number(_figure(row, "n"), 0), number(_figure(row, "radius_median"), 4)]
+        seed = "-" if row.run.seed == NO_SEED else str(row.run.seed)
+        names = [row.lettered, row.model, str(row.run.facts.get("method") or "-"), seed, _reference(row)]
+        cells.append([*names, *sizes, number(_figure(row, "median"), 4), f"{low} to {high}", *rest])
     figures = ["n", "Median radius", "Median increase", "Middle half", "Mean", "Sd", "Median loss without attack"]
+    heads = ["Task", "Model", "Method", "Seed", "Radii from", *figures, *[one[1] for one in shown]]
+    note = " ".join([*(MEANT[one[0]] for one in shown), *_attacks(measured)])
     caption = "Largest increase of the loss within the ball, nats"
+    return Table(caption, heads, cells, 5, note) if cells else None
+
+
+def _figure(row: Row, key: str) -> float:
+    """Of the end line; nan where it is not known."""
+    value = (row.run.end or {}).get(key)
+    return value if isinstance(value, int | float) else NAN
+
+
+def _attacks(measured: list[Row]) -> list[str]:
+    """What the letters stand for, and that attacks under several are not comparable."""
     letters = sorted({f"{row.settings}: {row.difference}." for row in measured if row.settings})
-    note = f"{' '.join(letters)} Attacks with other settings are not comparable." if letters else ""
-    return Table(caption, ["Task", "Model", "Radii from", *figures], cells, 3, note) if cells else None
+    if any("models_sha256" in letter for letter in letters):
+        letters.append("models_sha256: of the models compared, since the rows are attacked that all of them get right.")
+    return [*letters, "Attacks with other settings are not comparable."] if letters else []
 
 
 def ensembles(runs: list[Run]) -> Table | None:

@@ -94,18 +94,19 @@ def _settings(runs: list[Run]) -> list[tuple[str, str]]:
             ("environment", f"Environment, {run.stage}"),
         ):
             if key in run.facts:
-                block = title, _told(key, run.facts[key])
+                block = title, _told(key, run.facts[key], run.facts.get("processes", 1))
                 blocks[block] = blocks.get(block, 0) + 1
     return [(f"{title} (runs: {count})", text) for (title, text), count in sorted(blocks.items())]
 
 
-def _told(key: str, value: Any) -> str:
+def _told(key: str, value: Any, processes: int) -> str:
     """As YAML; a command as one could type it, a request with the command that takes it."""
     if key == "command":
         program, *rest = value
         start = ["python", "-m", Path(program).parent.name] if Path(program).name == "__main__.py" else [program]
         return f"{shlex.join([*start, *rest])}\n"
-    asked = "# python -m finetune run --config FILE, this text in FILE:\n" if key == "request" else ""
+    program = "finetune run" if processes == 1 else f"launch finetune --ranks {processes}"
+    asked = f"# python -m {program} --config FILE, this text in FILE:\n" if key == "request" else ""
     return asked + yaml.safe_dump(value, sort_keys=False)
 
 

@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from asa.errors import WorkError
 from finetune.config import ReportConfig
 from finetune.predictions import Predictions, Stored, save_predictions
-from finetune.report import analysis, overview, tested
+from finetune.report import analysis, overview, plots, tested
 from finetune.report.attention import Layer, Maps, load, plot
 from finetune.report.collect import collect
 from finetune.report.compare import comparisons, least_p
 from finetune.report.examples import parts
 from finetune.report.rows import Row, tuned_rows
-from finetune.report.svg import draw
+from finetune.report.svg import Picture, draw
 from finetune.report.write import write
 from tests.finetune.test_report_tasks import put, tuned
 
@@ -93,9 +93,24 @@ def test_attacks_with_other_settings_are_told_apart_and_in_the_csv(tmp_path: Pat
     for steps, median in ((10, 1.0), (2000, 2.0)):
         put(tmp_path / "runs" / str(steps), {**ATTACK, "config": {"steps": steps}}, [], {"median": median, "n": 9})
     page, lines = written(tmp_path / "runs", tmp_path / "out")
-    assert "| rte A | m | r | 9 |" in page
+    assert "| rte A | m | - | - | r | 9 |" in page
     assert "A: steps=10. B: steps=2000." in page
     assert ["robustness", "rte", "m", "n/a", "B", "loss_increase_median_radii_from_r", "1", "2.0", "n/a"] in lines
+
+
+def test_attacked_runs_are_named_by_method_and_seed_with_what_they_resist(tmp_path: Path) -> None:
+    """Models that were compared with others have other rows, so each attack has its letter."""
+    end = {"median": 1.0, "n": 9, "resisted": 0.75, "start_spread": 0.02}
+    for seed in (0, 1):
+        facts = {**ATTACK, "method": "asa", "seed": seed, "inputs": {"models_sha256": {"m": str(seed)}}}
+        put(tmp_path / "runs" / str(seed), facts, [], {**end, "start_spread": None} if seed else end)
+    shown = tested.loss_increase(collect(tmp_path / "runs"))
+    assert shown is not None
+    assert [row[:5] for row in shown.rows] == [["rte A", "m", "asa", "0", "r"], ["rte B", "m", "asa", "1", "r"]]
+    assert shown.columns[-2:] == ["Still right, %", "Spread over starts"]
+    assert [row[-2:] for row in shown.rows] == [["75.0", "0.0200"], ["75.0", "n/a"]]
+    assert "A: models_sha256=" in shown.note
+    assert "models_sha256: of the models compared" in shown.note
 
 
 def test_ensembles_are_shown_and_other_records_are_left_out_by_name(tmp_path: Path) -> None:
@@ -173,6 +188,36 @@ def test_what_is_not_known_is_told_as_such_and_not_drawn(tmp_path: Path) -> None
     assert "No run on ax has a test score." in page
     assert r"| a\|b | asa | 1 |" in page
     assert ["finetune", "ax", "a|b", "asa", "", "masked_share_layer_0", "1", "0.25", "n/a"] in lines
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_series_of_one_is_drawn_as_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A line through one point shows nothing."""
+    drawn: list[Figure] = []
+
+    def keep(name: str, width: float, height: float, paint: Any) -> Picture:
+        drawn.append(Figure())
+        paint(drawn[-1])
+        return Picture(name, "", b"")
+
+    for module in (analysis, plots):
+        monkeypatch.setattr(module, "draw", keep)
+    steps = range(count)
+    masks = [{"event": "train", "step": step, "masked_share": [0.2, 0.4], "task": 1.0} for step in steps]
+    evals = [{"event": "eval", "step": step, "accuracy": 0.5} for step in steps]
+    start = {"stage": "finetune", "task": "ax", "metrics": ["accuracy"], "model": "m", "method": "asa"}
+    put(tmp_path / "0", {**start, "seed": 0}, masks + evals, {"test_accuracy": 0.5})
+    rows = rows_of(tmp_path)
+    run = rows[0].run
+    analysis.masked_share([run], {run.name: "m"}, "masked")
+    plots.dev_curves(rows, "dev")
+    plots.pretraining_losses([run], "pre")
+    assert len(drawn) == 3
+    layers, dev, loss = ([line.get_marker() for line in figure.axes[0].lines] for figure in drawn)
+    expected = "o" if count == 1 else "None"
+    assert layers == [expected] * 2
+    assert dev == [expected, "o"]  # the run, the mean over seeds
+    assert loss[-1] == expected
 
 
 def test_models_of_other_depth_have_no_mean_share(tmp_path: Path) -> None:

@@ -108,6 +108,37 @@ def test_tasks_stand_side_by_side_with_their_own_metric_and_a_mean(page: str) ->
     assert table(page, "Scores by task, robustness sets")[0][2:] == ["paws-wiki (accuracy)"]
 
 
+def test_mnli_that_a_model_was_only_scored_on_is_the_mean_of_its_two_files_as_well(tmp_path: Path) -> None:
+    tuned(tmp_path / "runs", "mnli", "vanilla", 0, 30, stage="score", trained_on="anli")
+    path = tmp_path / "runs/mnli/base-vanilla-0/metrics.jsonl"
+    path.write_text(path.read_text().replace('"mm_matthews": 0.4', '"mm_accuracy": 0.3'))
+    head, row = table(reported(tmp_path), "Transfer")
+    assert (head[2], row[2]) == ("mnli after anli m/mm (accuracy)", "40.00 ± n/a (1)")
+
+
+def test_what_is_a_part_of_a_published_set_is_told_and_on_how_many_processes_a_request_ran(tmp_path: Path) -> None:
+    facts = {"partial": "half of it trains"}
+    for seed, processes in ((0, 1), (1, 2)):
+        asked = {"request": {"seeds": [seed]}, "processes": processes, "task_facts": facts}
+        tuned(tmp_path / "runs", "mrpc", "vanilla", seed, 40, **asked)
+    page = reported(tmp_path)
+    assert page.count("mrpc is not the whole published set: half of it trains.") == 2
+    for command in ("finetune run", "launch finetune --ranks 2"):
+        assert page.count(f"# python -m {command} --config FILE, this text in FILE:") == 1
+
+
+def test_tasks_whose_scored_rows_chose_the_epoch_are_named(tmp_path: Path) -> None:
+    """Of a model scored elsewhere they are those of the task it was trained on."""
+    compat = {"paper_compat": True}
+    tuned(tmp_path / "runs", "sst2", "vanilla", 0, 40)
+    tuned(tmp_path / "runs", "mrpc", "vanilla", 0, 40, own=compat)
+    tuned(tmp_path / "runs" / "scored", "hans", "vanilla", 0, 40, own=compat, stage="score", trained_on="mrpc")
+    page = reported(tmp_path)
+    told = "mrpc: the scored rows chose the epoch as well (paper_compat)."
+    assert page.count("the scored rows chose") == page.count(told) == 2  # below all scores, and in the task's section
+    assert page.index(told) < page.index("## Transfer and robustness")
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_mnli_counts_once_by_the_mean_of_its_two_files(tmp_path: Path, whole: bool) -> None:
     """Where a run has one file alone, all runs are compared by the one that all have."""
@@ -141,6 +172,22 @@ def test_costs_are_ratios_to_the_vanilla_run_of_the_seed(page: str) -> None:
     assert [row[-1] for row in rows] == ["1.50"] * 3
 
 
+def test_what_a_task_costs_is_shown_without_a_vanilla_run_as_well(tmp_path: Path) -> None:
+    """A figure that no run has is no column; of runs on several devices a note warns."""
+    tuned(tmp_path / "runs", "sst2", "asa", 0, 40)
+    assert table(reported(tmp_path), "Fine-tuning: sst2")[0][-2:] == ["Seconds per run", "ms per step"]
+    for seed, memory in ((1, 400), (2, 500)):
+        tuned(tmp_path / "runs", "sst2", "pgd", seed, 40, environment={"device": "gpu"})
+        path = tmp_path / f"runs/sst2/base-pgd-{seed}/metrics.jsonl"
+        path.write_text(path.read_text().replace('"steps"', f'"peak_memory_bytes": {memory}000000, "steps"'))
+    page = reported(tmp_path)
+    head, asa, pgd = table(page, "Fine-tuning: sst2")
+    assert head[-2:] == ["ms per step", "Peak memory, MB"]
+    assert asa[-2:] == ["3,000.0 ± n/a", "-"]
+    assert pgd[-2:] == ["3,000.0 ± 0.0", "450 ± 71"]
+    assert "The costs of its runs were not all taken alike" in page
+
+
 def test_chance_stands_beside_the_adversary(page: str) -> None:
     methods = [row[1] for row in table(page, "ASA beside chance")[1:]]
     assert methods == ["vanilla", "asa", "asa tau=0.1", "random_mask"]
@@ -150,7 +197,8 @@ def test_transfer_and_attack_are_shown(page: str) -> None:
     assert table(page, "Transfer")[0][2:] == ["hans after rte (accuracy)"]
     assert table(page, "hans after rte: every score")[0][3:5] == ["Test accuracy, %", "Test Matthews, %"]
     attack = table(page, "Largest increase of the loss within the ball, nats")
-    assert attack[1][:7] == ["rte", "asa", "vanilla", "227", "0.1000", "1.2500", "0.5000 to 2.0000"]
+    assert attack[1][:9] == ["rte", "asa", "-", "-", "vanilla", "227", "0.1000", "1.2500", "0.5000 to 2.0000"]
+    assert attack[0][-1] == "Median loss without attack"  # these records have no more
 
 
 def test_every_gain_has_its_tests_and_the_least_p_is_told(page: str) -> None:

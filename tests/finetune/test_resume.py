@@ -22,7 +22,7 @@ from tests import stopping
 from tests.finetune.conftest import Given, Make, events
 
 METHODS = ["vanilla", "asa", "smart", "freeat"]
-TIMES = ("seconds", "train_seconds")
+COSTS = ("seconds", "train_seconds", "peak_resident_bytes")
 
 
 class Killed(BaseException):
@@ -30,7 +30,7 @@ class Killed(BaseException):
 
 
 def facts(out: Path, run: str) -> list[dict[str, Any]]:
-    return [{key: value for key, value in event.items() if key not in TIMES} for event in events(out, run)[1:]]
+    return [{key: value for key, value in event.items() if key not in COSTS} for event in events(out, run)[1:]]
 
 
 def assert_same_end(one: Path, other: Path, run: str) -> None:

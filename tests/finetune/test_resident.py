@@ -1,0 +1,42 @@
+"""The peak of resident memory, as Linux counts it."""
+
+import sys
+
+import pytest
+
+from finetune import resident
+from finetune.sweep import sweep
+from tests.finetune.conftest import Given, events
+
+SIZE = 200 << 20
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counted by Linux alone")
+
+
+def test_a_smaller_use_does_not_inherit_the_peak_of_the_one_before() -> None:
+    resident.forget()
+    before = resident.peak()
+    taken = bytearray(SIZE)
+    assert resident.peak() >= before + SIZE * 0.9
+    del taken
+    assert resident.peak() >= before + SIZE * 0.9
+    resident.forget()
+    assert resident.peak() < before + SIZE * 0.5
+
+
+def test_a_run_records_its_own_peak_and_not_one_from_before(given: Given) -> None:
+    taken = bytearray(SIZE)
+    most = resident.peak()
+    del taken
+    asked = given()
+    sweep(asked)
+    assert 0 < events(asked["out"], "tiny-vanilla-0")[-1]["peak_resident_bytes"] < most
+
+
+def test_where_the_system_cannot_begin_anew_nothing_is_recorded(
+    given: Given, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setattr(resident, "CLEAR", tmp_path_factory.mktemp("system") / "none")
+    asked = given()
+    sweep(asked)
+    assert "peak_resident_bytes" not in events(asked["out"], "tiny-vanilla-0")[-1]
