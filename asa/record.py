@@ -195,13 +195,23 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def revision(root: Path = Path(__file__).parents[1]) -> str | None:
-    """The commit of a checkout, with -dirty where its files are not that commit's; None of installed packages."""
+    """The commit of a checkout, with -dirty where files it tracks are others; None of installed packages."""
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    # Named, since hooks of git have another checkout in their environment.
+    command = [
+        "git",
+        f"--git-dir={root / '.git'}",
+        f"--work-tree={root}",
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:  # no git here
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):  # no git here, or a disk that does not answer
         return None
     return done.stdout.strip() or None
 

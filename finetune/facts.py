@@ -99,12 +99,19 @@ def settings(method: str, config: FinetuneConfig) -> dict[str, Any]:
 
 
 def check_own(folder: Path) -> None:
-    """Raises: RequestError where something else than a run stands in a run's folder, which a new run would remove."""
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise RequestError(f"{folder} is no folder, so no run is put there; set another --out")
-    for path in sorted(folder.glob("*")):
-        if path.name.removesuffix(".partial") not in PARTS:
-            raise RequestError(f"{path} is no part of a run, and would be removed; move it or set another --out")
+    """Raises: RequestError where something else than a run stands in a run's folder, which a new run would remove.
+    Hidden files are no work of anybody's; a folder may go while another process begins the run anew."""
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise RequestError(f"{folder} is no folder, so no run is put there; set another --out") from None
+    for name in names:
+        if not name.startswith(".") and name.removesuffix(".partial") not in PARTS:
+            raise RequestError(
+                f"{folder / name} is no part of a run, and would be removed; move it or set another --out"
+            )
 
 
 def is_finished(cell: Cell, facts: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """The most memory that this process has had resident, which Linux counts; runs of one worker share the process."""
 
-import os
 import re
+from functools import cache
 from pathlib import Path
 
 CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
@@ -9,13 +9,20 @@ CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 def forget() -> None:
     """Begin to count anew, where the system can."""
-    if os.access(CLEAR, os.W_OK):
+    if _anew(CLEAR):
         CLEAR.write_text("5")  # sets the high-water mark to what is resident now
 
 
 def peak() -> int:
     """Most bytes since the last `forget`; 0 where the system cannot begin anew, as they would be of other runs too."""
-    if not os.access(CLEAR, os.W_OK):
-        return 0
-    found = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text())
+    found = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text()) if _anew(CLEAR) else None
     return 1024 * int(found[1]) if found else 0
+
+
+@cache
+def _anew(clear: Path) -> bool:
+    try:
+        clear.write_text("5")
+    except OSError:  # no Linux, an old one, or a container that forbids it
+        return False
+    return True

@@ -105,6 +105,7 @@ def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
             "task_sha256": task.sha256,
         },
         "models": saved.run.get("models", []),
+        **({"partial": task.facts["partial"]} if task.facts.get("partial") else {}),
         **({"adversary": saved.run["adversary"]} if "adversary" in saved.run else {}),
         "environment": record.environment(),
     }

@@ -47,12 +47,12 @@ class Sweep:
         self.models = config.models
         self.tasks = tasks_of(config)
         self.cells = plan(given, list(self.tasks.values()))
-        self.notes = list(_seen(config.models.values(), self.tasks.values()))
+        self.notes = list(dict.fromkeys(_seen(config.models.values(), self.tasks.values())))
         self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
         # One of another request is refused before anything is trained.
         self.finished = [cell for cell in self.cells if is_finished(cell, self.facts[cell.run])]
         for cell in self.cells:
-            if cell not in self.finished:
+            if cell not in self.finished and not state.saved(cell.folder):
                 check_own(cell.folder)
         # The splits of one task for every model; the runs of a task come one after the other.
         self._encoded = functools.lru_cache(maxsize=len(config.models))(self._encode)
@@ -84,6 +84,8 @@ class Sweep:
         if self.tasks[run.task].kind == "token":
             facts = {**facts, "task_facts": {**facts["task_facts"], "cut": self._cut(cell, data, board)}}
         try:
+            if not (going_on and state.saved(cell.folder)):
+                dist.on_main(lambda: check_own(cell.folder))  # again: other runs may have taken hours
             end = train(cell, self.tasks[run.task], data, facts, going_on)
         except Alone:
             raise
@@ -168,7 +170,7 @@ def _seen(models: Iterable[Path], tasks: Iterable[Task]) -> Iterator[str]:
         for task in tasks:
             check_unseen(folder, run, task, "test")
             if seen(run, task, "dev"):
-                yield f"{task.name}: {folder} was trained on rows of its dev, which choose the epoch"
+                yield f"{task.name}: {folder} may have been trained on rows of its dev, which choose the epoch"
 
 
 def tasks_of(config: FinetuneConfig) -> dict[str, Task]:

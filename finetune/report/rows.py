@@ -52,7 +52,7 @@ class Row(NamedTuple):
     @property
     def partial(self) -> str:
         """What the scored rows are of a published set that has more."""
-        return self.run.facts.get("task_facts", {}).get("partial", "")
+        return self.run.facts.get("task_facts", self.run.facts).get("partial", "")
 
     @property
     def score(self) -> float:

@@ -15,7 +15,7 @@ from finetune.tasks.added import added, split_of, unseen
 from finetune.tasks.cells import flag
 from finetune.tasks.facts import content_sha256, facts_of, rows_sha256
 from finetune.tasks.labels import classes
-from finetune.tasks.places import FILES, blind, read_files, settled, supply, training
+from finetune.tasks.places import FILES, blind, from_hub, read_files, settled, supply, training
 from finetune.tasks.rows import FIELD, Raw, read
 from finetune.tasks.spec import NAME, TaskConfig, named
 from finetune.tasks.split import arranged, subset, taken
@@ -33,7 +33,7 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     Raises: RequestError for rows or settings that do not fit, naming file and line; WorkError for damaged files or a
         hub that cannot be reached.
     """
-    _check_alone(task)
+    _check_alone(task, config)
     if task.folder is not None:
         found = folder.load(task.folder)
         name = found.name if task.name == TaskConfig().name else task.name
@@ -103,15 +103,16 @@ def _labelled(split: str) -> bool | None:
     return False if blind(split) else LABELLED.get(split)
 
 
-def _check_alone(task: TaskConfig) -> None:
-    """Raises RequestError for keys of the user's that a task folder, or a set of the hub, has its own of."""
-    usual, given = to_dict(TaskConfig()), to_dict(task)
-    others = [key for key in given if given[key] != usual[key] and key not in ("name", "folder")]
+def _check_alone(task: TaskConfig, config: FinetuneConfig) -> None:
+    """Raises RequestError for keys of the user's that a task folder, or files that a set of the hub, has its own of."""
+    usual, asked = to_dict(TaskConfig()), to_dict(task)
+    given = [key for key in asked if asked[key] != usual[key]]
+    others = [key for key in given if key not in ("name", "folder", "recipe")]
     if task.folder is not None and others:
         raise RequestError(f"task.{others[0]} is set beside task.folder, which has its own; leave one of the two out")
-    both = [key for key in others if key in (*FILES, "extra")]
-    if task.hub is not None and not task.sources and both:
-        raise RequestError(f"task.{both[0]} is set beside task.hub, which has its own rows; leave one of the two out")
+    files = [key for key in given if key in (*FILES, "extra")]
+    if files and from_hub(task, config) and not task.sources:
+        raise RequestError(f"task.{files[0]} is set beside task.hub, which has its own rows; leave one of the two out")
 
 
 def _check(task: TaskConfig) -> None:

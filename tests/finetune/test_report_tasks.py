@@ -121,10 +121,12 @@ def test_what_is_a_part_of_a_published_set_is_told_and_on_how_many_processes_a_r
     for seed, processes in ((0, 1), (1, 2)):
         asked = {"request": {"seeds": [seed]}, "processes": processes, "task_facts": facts}
         tuned(tmp_path / "runs", "mrpc", "vanilla", seed, 40, **asked)
+    tuned(tmp_path / "runs" / "scored", "hans", "vanilla", 0, 40, stage="score", trained_on="mrpc", partial="a tenth")
     page = reported(tmp_path)
+    assert "hans after mrpc is not the whole published set: a tenth." in page
     assert page.count("mrpc is not the whole published set: half of it trains.") == 2
-    for command in ("finetune run", "launch finetune --ranks 2"):
-        assert page.count(f"# python -m {command} --config FILE, this text in FILE:") == 1
+    for command, count in (("finetune run", 2), ("launch finetune --ranks 2", 1)):
+        assert page.count(f"# python -m {command} --config FILE, this text in FILE:") == count
 
 
 def test_tasks_whose_scored_rows_chose_the_epoch_are_named(tmp_path: Path) -> None:

@@ -297,6 +297,7 @@ def test_what_is_no_part_of_a_run_is_not_removed_for_one(given: Given) -> None:
     for again in (asked, {**asked, "save_model": True}):  # in place of nothing, and of a finished run without a model
         notes.parent.mkdir(parents=True, exist_ok=True)
         notes.write_text("mine")
+        (notes.parent / ".DS_Store").write_text("a system's")
         with pytest.raises(RequestError, match=r"notes\.txt is no part of a run, and would be removed; move it or"):
             sweep(again)
         notes.unlink()

@@ -415,17 +415,23 @@ def test_a_column_of_numbers_named_as_classes_is_told_briefly(tmp_path: Path) ->
 
 
 def test_what_a_task_folder_or_the_hub_has_of_its_own_is_not_given_beside_it(task_folder: Path, table: Path) -> None:
-    assert task(folder=task_folder, name="mine").name == "mine"
+    assert task(folder=task_folder, name="mine", recipe={"batch": 7}).name == "mine"
     with pytest.raises(RequestError, match=r"task\.kind is set beside task\.folder, which has its own; leave one"):
         task(folder=task_folder, kind="regression")
     hub = {"path": "a/b", "splits": {"train": "train"}}
     with pytest.raises(RequestError, match=r"task\.train is set beside task\.hub, which has its own rows; leave one"):
         task(hub=hub, train=[table])
+    assert len(task({"data": table.parent}, hub=hub, train=[table], text=["a", "b"], label="y").splits) == 3
 
 
 def test_a_part_of_a_published_set_is_told() -> None:
     parts = {"qnli": "glue_qnli_dev_only", "qnli-ranked": "glue_qnli_dev_only", "qqp": "qqp_20k", "anli": "anli_dev"}
-    for name, place in {**parts, "hellaswag": "hellaswag_val_text", "paws-wiki": "paws_wiki_final"}.items():
+    for name, place in {
+        **parts,
+        "hellaswag": "hellaswag_val_text",
+        "paws-wiki": "paws_wiki_final",
+        "paws-qqp": "paws_qqp_677",
+    }.items():
         assert {str(source.at) for source in specs.named(name).sources if source.keys.get("partial")} == {place}
 
 
