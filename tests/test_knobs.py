@@ -118,6 +118,7 @@ PROVEN = {
     "TaskConfig.paper_compat": "finetune/test_tasks_load.py::"
     "test_paper_compat_adds_rows_chooses_on_the_scored_ones_and_changes_the_main_score",
     "TaskConfig.hub": "finetune/test_tasks_load.py::test_the_hub_form_of_a_task_is_read_from_a_local_repository",
+    "TaskConfig.partial": "finetune/test_tasks_load.py::test_a_part_of_a_published_set_is_told",
     "TaskConfig.sources": "test_knobs_data.py::test_files_are_where_a_source_says_and_its_keys_hold_there",
     "FinetuneOptions.nproc": "launch/test_requests.py::test_only_a_command_that_reads_tasks_from_the_hub_may_reach_it",
     "FinetuneOptions.dry_run": "launch/test_requests.py::test_the_processes_of_a_run_get_its_flags",

@@ -145,8 +145,6 @@ def test_python_bytes_repeated_dialogues_and_missing_labels(tmp_path: Path) -> N
     assert found.splits["test"].texts == [("café",), ("z",)]
     assert found.facts["dropped"] == {"test": 1}
     assert found.facts["joined"] == {}
-    part = replace(found, facts={**found.facts, "partial": "half of it"})
-    assert told(part).endswith("; not the whole published set: half of it")
     assert told(found) == "own: test 2; left out, without a label or a part of their columns: 1 of test"
     with pytest.raises(RequestError, match=r"t.jsonl:3: no label in column 'label'; .* --task.broken mend"):
         task(test=[path])
@@ -424,7 +422,10 @@ def test_what_a_task_folder_or_the_hub_has_of_its_own_is_not_given_beside_it(tas
     assert len(task({"data": table.parent}, hub=hub, train=[table], text=["a", "b"], label="y").splits) == 3
 
 
-def test_a_part_of_a_published_set_is_told() -> None:
+def test_a_part_of_a_published_set_is_told(table: Path) -> None:
+    keys: dict[str, Any] = {"test": [table], "text": ["a", "b"], "label": "y"}
+    assert told(task(**keys, partial="half of it")).endswith("; not the whole published set: half of it")
+    assert "published set" not in told(task(**keys))
     parts = {"qnli": "glue_qnli_dev_only", "qnli-ranked": "glue_qnli_dev_only", "qqp": "qqp_20k", "anli": "anli_dev"}
     for name, place in {
         **parts,
