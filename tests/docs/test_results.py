@@ -23,3 +23,14 @@ def test_every_score_and_gain_on_the_page_is_what_the_report_makes_of_the_record
         rows = [line for line in tables[title] if line.startswith("| ")]
         assert len(rows) == 1 + models * compared
         assert not [row for row in rows if row not in page]
+
+
+def test_every_score_of_the_transfers_on_the_page_is_what_the_report_makes_of_the_records(tmp_path: Path) -> None:
+    shutil.unpack_archive(DOCS / "results" / "transfer.tar.xz", tmp_path / "runs")
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report", repeated=True))
+    report, page = (tmp_path / "report" / "report.md").read_text(), (DOCS / "results.md").read_text()
+    for title in ("## Scores", "### Transfer", "### hans after rte: every score"):
+        lines = report.partition(f"\n{title}\n")[2].partition("\n#")[0].splitlines()
+        rows = [line for line in lines if line.startswith("| ")]
+        assert len(rows) == 5  # the heads and four methods
+        assert not [row for row in rows if row not in page]
