@@ -15,12 +15,14 @@ from finetune.tasks.task import Split
 
 
 class Added(NamedTuple):
-    """Rows of the task `name`, and the files they come from. seen: rows left out as another split has their text."""
+    """Rows of the task `name`, and the files they come from. partial: what these are of a published set that has more;
+    seen: rows left out as another split has their text."""
 
     name: str
     raw: Raw
     split: Split
     files: list[Path]
+    partial: str = ""
     seen: int = 0
 
 
@@ -38,7 +40,8 @@ def added(other: str, task: TaskConfig, names: list[str], config: FinetuneConfig
     if theirs != names:
         what = f"classes {', '.join(theirs)}, {task.name!r} {', '.join(names)}"
         raise RequestError(f"task {other!r} has the {what}; mend {flag(task, 'also')}")
-    return Added(other, raw, split_of(spec, raw, names), training_files(spec, config))
+    partial = f"{other}: {spec.partial}" if spec.partial else ""
+    return Added(other, raw, split_of(spec, raw, names), training_files(spec, config), partial)
 
 
 def split_of(task: TaskConfig, raw: Raw, names: list[str]) -> Split:

@@ -70,7 +70,7 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     facts["joined"] = {name: raw.joined for name, raw in read_.items() if raw.joined}
     facts["seen"] = {one.name: one.seen for one in others if one.seen}
     facts["unasked"] = unasked
-    facts["partial"] = task.partial
+    facts["partial"] = "; ".join(filter(None, [task.partial, *(one.partial for one in others)]))
     facts["trained"] = _trained(task, hashes, config)
     facts["held_from"] = [hashes.get(name, name) for name in training(task, config)] or facts["trained"]
     held = taken(scored, config) if "train" in splits else []
@@ -104,13 +104,13 @@ def _labelled(split: str) -> bool | None:
 
 
 def _check_alone(task: TaskConfig, config: FinetuneConfig) -> None:
-    """Raises RequestError for keys of the user's that a task folder, or files that a set of the hub, has its own of."""
+    """Raises RequestError for keys that a task folder has its own of, and for keys of files beside a set of the hub."""
     usual, asked = to_dict(TaskConfig()), to_dict(task)
     given = [key for key in asked if asked[key] != usual[key]]
     others = [key for key in given if key not in ("name", "folder", "recipe")]
     if task.folder is not None and others:
         raise RequestError(f"task.{others[0]} is set beside task.folder, which has its own; leave one of the two out")
-    files = [key for key in given if key in (*FILES, "extra")]
+    files = [key for key in given if key in (*FILES, "extra", "format", "header", "entry")]
     if files and from_hub(task, config) and not task.sources:
         raise RequestError(f"task.{files[0]} is set beside task.hub, which has its own rows; leave one of the two out")
 

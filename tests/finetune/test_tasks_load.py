@@ -242,6 +242,15 @@ def test_rows_that_choose_do_not_train_where_all_training_rows_are_another_tasks
     assert found.facts["seen"] == {"qqp": 1}
 
 
+def test_a_part_of_a_published_set_is_told_of_added_rows_too(pairs: Path) -> None:
+    (pairs / "paws_qqp").rename(pairs / "paws_qqp_677")
+    (pairs / "qqp_20k").mkdir()
+    (pairs / "qqp_20k" / "quora-dev.csv").write_text("sentence1,sentence2,is_duplicate\na,b,1\nc,d,0\n")
+    (pairs / "QQP" / "train.tsv").unlink()
+    found = standard("paws-qqp", pairs, paper_compat=True)
+    assert found.facts["partial"] == "the 677 scored pairs alone; qqp: 20,212 of its rows train and are scored"
+
+
 @pytest.mark.parametrize(
     ("files", "request_", "sizes"),
     [
@@ -419,6 +428,8 @@ def test_what_a_task_folder_or_the_hub_has_of_its_own_is_not_given_beside_it(tas
     hub = {"path": "a/b", "splits": {"train": "train"}}
     with pytest.raises(RequestError, match=r"task\.train is set beside task\.hub, which has its own rows; leave one"):
         task(hub=hub, train=[table])
+    with pytest.raises(RequestError, match=r"task\.header is set beside task\.hub, which has its own rows; leave one"):
+        task(hub=hub, header=["a", "b"])
     assert len(task({"data": table.parent}, hub=hub, train=[table], text=["a", "b"], label="y").splits) == 3
 
 
