@@ -159,12 +159,16 @@ def replaceable(folder: Path, kind: str, flag: str) -> None:
 def staging(folder: Path) -> Generator[Path]:
     """A fresh folder that becomes `folder` on success and vanishes on any exception.
 
-    It is made in FOLDER.partial; what a killed attempt has left there is removed.
+    It is made in FOLDER.partial; what a killed attempt has left there is removed. A folder that is replaced stays whole
+    until the new one takes its place.
     Raises: RequestError where FOLDER.partial cannot be made, is another's or is in use.
     """
+    folder = folder.resolve()  # the target of a link is replaced, not the link
     root = folder.with_name(folder.name + ".partial")
     with _claimed(root):
-        fresh = root / "out"
+        fresh, old = root / "out", root / "old"
+        if old.exists() and not folder.exists():
+            old.rename(folder)  # an attempt was killed between the two renames below
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
         try:
@@ -175,7 +179,8 @@ def staging(folder: Path) -> Generator[Path]:
         for path in fresh.rglob("*"):
             fsync(path)
         if folder.exists():
-            shutil.rmtree(folder)
+            shutil.rmtree(old, ignore_errors=True)  # of an attempt that was killed just before its end
+            folder.rename(old)
         fresh.rename(folder)
         fsync(folder.parent)
         shutil.rmtree(root)

@@ -162,6 +162,42 @@ def test_staging_starts_empty_after_a_killed_attempt_and_leaves_nothing_of_it(tm
     assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_kill_while_a_folder_is_replaced_loses_none(renames: int, tmp_path: Path) -> None:
+    """Killed before, between and after the two renames: what was there is there again, or what took its place."""
+    final = tmp_path / "out"
+    final.mkdir()
+    (final / "first").touch()
+    killed = f"""
+import os, pathlib, sys
+from asa import manifest
+
+rename, left = pathlib.Path.rename, [{renames}]
+def rename_or_die(*paths):
+    left[0] -= 1
+    return rename(*paths) if left[0] >= 0 else os._exit(9)
+pathlib.Path.rename = rename_or_die
+manifest.shutil.rmtree = lambda path, **rest: os._exit(9) if path.name == "out.partial" else None
+with manifest.staging(pathlib.Path(sys.argv[1])) as fresh:
+    (fresh / "second").touch()
+"""
+    assert subprocess.run([sys.executable, "-c", killed, str(final)]).returncode == 9
+    with manifest.staging(final):
+        assert [path.name for path in final.iterdir()] == ["second" if renames == 2 else "first"]
+    assert list(tmp_path.rglob("*")) == [final]
+
+
+def test_staging_replaces_what_a_link_leads_to(tmp_path: Path) -> None:
+    large = tmp_path / "large_disk"
+    large.mkdir()
+    (large / "first").touch()
+    (tmp_path / "out").symlink_to(large)
+    with manifest.staging(tmp_path / "out") as fresh:
+        (fresh / "second").touch()
+    assert (tmp_path / "out").is_symlink()
+    assert [path.name for path in large.iterdir()] == ["second"]
+
+
 def test_staging_removes_no_folder_of_anothers(tmp_path: Path) -> None:
     mine = tmp_path / "out.partial" / "thesis.tex"
     mine.parent.mkdir()
