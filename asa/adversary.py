@@ -46,7 +46,7 @@ class ASAConfig:
     stop_gradient: bool = False
     """The clean prediction is a fixed target: through the divergence only the attacked pass learns."""
     regression: Literal["squared", "batch_softmax"] = "squared"
-    """Divergence of two regressions: squared error, or a softmax across the batch (released)."""
+    """Divergence of two regressions: squared error, or a softmax across the batch (released), not to be split."""
     token_mean: Literal["labelled", "rows"] = "labelled"
     """Token tasks: mean of the divergence over labelled tokens, or sum over all tokens divided by rows (released)."""
     sentence: Literal["hidden_softmax", "head", "mse", "cosine"] = "hidden_softmax"

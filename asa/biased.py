@@ -59,9 +59,10 @@ def unseat(module: nn.Module) -> None:
 
 
 def fill_empty_rows(keep_BLL: Tensor, seen_BLL: Tensor) -> Tensor:
-    """A keep map (BLL or BHLL) in which a query that keeps no key it sees keeps all; it then passes no gradient."""
+    """A keep map (BLL or BHLL) in which a query that keeps no key it sees keeps all these; it then passes no gradient.
+    Not the padding: with `masked_score` "replaced" nothing else masks that."""
     empty_BL1 = ((keep_BLL.detach() * seen_BLL).amax(dim=-1, keepdim=True) == 0).to(keep_BLL.dtype)
-    return keep_BLL * (1 - empty_BL1) + empty_BL1
+    return keep_BLL * (1 - empty_BL1) + empty_BL1 * seen_BLL
 
 
 def bias(keep_BLL: Tensor, seen_BLL: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
 from asa.compared import compare
+from asa.errors import RequestError
 from asa.model import Output
 from asa.typed import Function
 
@@ -68,7 +69,7 @@ def compared(both: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]
 def divergence(clean: Output, other: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
     """The terms of L_asa (Eq. 9; token and sentence term of Eq. 10 for MLM), by name."""
     if batch.kind == "regression":
-        return {"asa": _regression(clean.logits, other.logits, config) / batch.total_compared}
+        return {"asa": _regression(clean.logits, other.logits, config, batch.total_compared) / batch.total_compared}
     return _terms(between(clean.log_probs, other.log_probs, config), clean, other, batch, config)
 
 
@@ -94,10 +95,15 @@ def between(clean_NC: Tensor, other_NC: Tensor, config: ASAConfig) -> Tensor:
     return symmetric_kl(clean_NC, other_NC)
 
 
-def _regression(clean_B1: Tensor, other_B1: Tensor, config: ASAConfig) -> Tensor:
-    """Sum over the rows, or with batch_softmax the one divergence of the whole batch."""
+def _regression(clean_B1: Tensor, other_B1: Tensor, config: ASAConfig, total: int) -> Tensor:
+    """Sum over the rows, or with batch_softmax the one divergence of the whole batch, which has `total` rows."""
     a_B, b_B = clean_B1.float().squeeze(-1), other_B1.float().squeeze(-1)
     if config.regression == "batch_softmax":
+        if len(a_B) < total:
+            raise RequestError(
+                f"asa.regression = batch_softmax compares all {total} rows of a batch, and one pass has {len(a_B)};"
+                " set --asa.regression squared, or leave batches whole: one process, no micro-batches"
+            )
         return between(a_B.log_softmax(-1), b_B.log_softmax(-1), config)
     return F.mse_loss(b_B, a_B.detach() if config.stop_gradient else a_B, reduction="sum")
 

@@ -21,9 +21,11 @@ class ALUM(Stateless):
         self.options = options
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
-        start_RLD = noise(engine, batch, self.options)
-        with dropout(engine, self.options.dropout):
+        options = self.options
+        start_RLD = noise(engine, batch, options) if options.weight else None
+        with dropout(engine, options.dropout):
             clean = engine.forward(batch)
-            smooth = smoothness(engine, batch, prediction(clean, batch), start_RLD, self.options)
-        task = task_loss(clean, batch)
-        return learn(engine, {"task": task, "smooth": smooth})
+            terms = {"task": task_loss(clean, batch)}
+            if start_RLD is not None:
+                terms["smooth"] = smoothness(engine, batch, prediction(clean, batch), start_RLD, options)
+        return learn(engine, terms)

@@ -33,6 +33,11 @@ class ASAFreeLB(Stateless):
     def __init__(self, asa: ASAConfig, freelb: FreeLBConfig) -> None:
         if freelb.passes < 2:
             raise RequestError("method asa_freelb compares passes; set --freelb.passes to 2 or more")
+        if asa.masked_score == "replaced" and freelb.dropout == "shared":
+            raise RequestError(
+                "freelb.dropout = shared does not work with asa.masked_score = replaced, which draws its own;"
+                " set --freelb.dropout independent or --asa.masked_score shifted"
+            )
         self.asa = asa
         self.freelb = inside(freelb)
         self.passes = freelb.passes

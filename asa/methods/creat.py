@@ -1,14 +1,15 @@
 """CreAT (Wu et al., ICLR 2023, arXiv 2305.04557): an attack on the encoder's states, not on the prediction alone.
 
 The perturbation climbs task loss - temperature * cosine(perturbed states, clean states); the weights are trained by
-the mean of the clean and the perturbed task loss. As released, the cosine is that of each token's final states, and
-the ascents are one less than the release's steps. What differs: padding is neither perturbed nor compared, and
-perturbations do not add up over ascents, as they do in the release by an oversight.
+the mean of the clean and the perturbed task loss. As released, the cosine is that of each token's final states, summed
+over a sequence, every pass has dropout masks of its own, and the ascents are one less than the release's steps. What
+differs: padding is not perturbed, perturbations do not add up over ascents, as they do in the release by an oversight,
+and the norm of a multiple choice is taken over all answers of a question, as FreeLB has it.
 """
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,16 +28,23 @@ from asa.signal import Perturb, Tap
 
 @config
 class CreATConfig(BallConfig):
-    """CreAT; `start` is the standard deviation of Gaussian noise."""
+    """CreAT; `start` is the standard deviation of Gaussian noise, which is brought into the ball."""
 
     start: Size = 1e-5
-    """Standard deviation of the Gaussian start, `radius` at most: without noise the cosine has no gradient."""
+    """Standard deviation of each entry of the Gaussian start, `radius` at most; what lies outside the ball is brought
+    back. With dropout shared the cosine has no gradient without noise."""
     ascents: Annotated[int, Field(ge=1, le=100)] = 1
     """Ascent steps; each costs a forward and a backward in the embeddings."""
     temperature: Weight = 1.0
     """Factor of the cosine in what the perturbation climbs."""
-    dropout: Dropout = "shared"
-    """All passes have the same dropout masks, or each its own."""
+    dropout: Dropout = "independent"
+    """Each pass has its own dropout masks, as released, which then is most of what the cosine sees; or all the same."""
+
+    @model_validator(mode="after")
+    def _climbs(self) -> "CreATConfig":
+        if self.temperature and not self.start and self.dropout == "shared":
+            raise ValueError("with start 0 and dropout shared the cosine has no gradient; set start above 0")
+        return self
 
 
 class CreAT(Stateless):
@@ -49,12 +57,13 @@ class CreAT(Stateless):
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options, where = self.options, room(engine, batch)
-        delta_RLD = perturb.gaussian(where, options.start).requires_grad_()
+        noise_RLD = perturb.gaussian(where, options.start)
+        delta_RLD = perturb.project(noise_RLD, where, options.ball, options.radius).requires_grad_()
         with dropout(engine, options.dropout):
             states: list[Tensor] = []
             task = task_loss(engine.forward(batch, tap=_collect(states)), batch)
+            clean_RLD = states[-1].detach()  # before the backward, in which checkpointing may call the tap again
             engine.backward(task / 2)
-            clean_RLD = states[-1].detach()
             for _ in range(options.ascents):
                 out = engine.probe(batch, Perturb(embed_BLD=delta_RLD), _collect(states))
                 reached = task_loss(out, batch) - options.temperature * likeness(states[-1], clean_RLD, batch)
@@ -72,7 +81,6 @@ def _collect(states: list[Tensor]) -> Tap:
 
 
 def likeness(one_RLD: Tensor, other_RLD: Tensor, batch: Batch) -> Tensor:
-    """Cosine of each token's two states: the mean over a sequence's tokens, summed / Batch.total_rows."""
-    real_RL = ~batch.pad_BL
-    cosine_RL = F.cosine_similarity(one_RLD.float(), other_RLD.float(), dim=-1) * real_RL
-    return (cosine_RL.sum(1) / real_RL.sum(1).clamp_min(1)).sum() / batch.total_rows
+    """Cosine of each token's two states: the sum over all sequences' tokens / Batch.total_rows."""
+    cosine_RL = F.cosine_similarity(one_RLD.float(), other_RLD.float(), dim=-1)
+    return (cosine_RL * ~batch.pad_BL).sum() / batch.total_rows

@@ -27,6 +27,12 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
                 f"{flag} = {size:g} drowns in the rounding of {precision}, allowed there: {HALF_SIZE:g} <= {flag};"
                 f" raise --{flag}, or train in fp32 (--precision fp32)"
             )
+    creat = settings.creat
+    if name == "creat" and precision != "fp32" and creat.temperature and creat.dropout == "shared":
+        raise RequestError(
+            f"creat.dropout = shared leaves its cosine to the rounding of {precision}; set --creat.dropout independent,"
+            " leave the cosine out (--creat.temperature 0), or train in fp32 (--precision fp32)"
+        )
     return METHODS[name](settings)
 
 
@@ -40,6 +46,4 @@ def _small(name: str, settings: MethodsConfig) -> list[tuple[str, float]]:
         return [("vat.radius", settings.vat.radius), ("vat.distance", settings.vat.distance)]
     if name == "r3f" and settings.r3f.weight:
         return [("r3f.noise", settings.r3f.noise)]
-    if name == "creat" and settings.creat.temperature:
-        return [("creat.start", settings.creat.start)]
     return []

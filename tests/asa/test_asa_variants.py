@@ -148,6 +148,13 @@ def test_asa_freelb_needs_a_pass_to_compare_with() -> None:
         METHODS["asa_freelb"](MethodsConfig(freelb=FreeLBConfig(passes=1)))
 
 
+def test_asa_freelb_shares_no_dropout_with_the_released_programs_attention() -> None:
+    replaced = MethodsConfig(asa=ASAConfig(masked_score="replaced"))
+    with pytest.raises(RequestError, match=r"set --freelb\.dropout independent or --asa\.masked_score shifted"):
+        METHODS["asa_freelb"](replaced)
+    METHODS["asa_freelb"](replace(replaced, freelb=FreeLBConfig(dropout="independent")))
+
+
 def test_each_pass_of_asa_freelb_has_its_own_gumbel_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     gumbel, draw, drawn = ASAConfig(mask="gumbel"), Adversary.noise, []
     monkeypatch.setattr(Adversary, "noise", lambda self, pad: drawn.append(draw(self, pad)) or drawn[-1])

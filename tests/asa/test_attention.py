@@ -83,6 +83,10 @@ def test_with_replaced_scores_too_an_empty_row_can_attend_as_if_unmasked() -> No
     found = layer_output(ASAConfig(masked_score="replaced"), keep_BLL)[0]
     expected = layer_output(ASAConfig(), keep_BLL)[0]
     torch.testing.assert_close(found[0, 2], expected[0, 2], rtol=1e-5, atol=1e-6)
+    nothing = torch.zeros_like(keep_BLL)
+    found, expected = (layer_output(config, nothing)[0] for config in (ASAConfig(masked_score="replaced"), ASAConfig()))
+    assert tiny_batch().pad_BL[1:].any()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # padding is not attended to either
 
 
 def test_an_empty_row_option_that_would_do_nothing_is_refused() -> None:

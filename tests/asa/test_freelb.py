@@ -109,7 +109,7 @@ def _quiet(mode: Any) -> MethodsConfig:
         pgd=PGDConfig(**STILL, dropout=mode),
         yopo=YOPOConfig(**STILL, dropout=mode),
         fgm=FGMConfig(radius=0.0, dropout=mode),
-        creat=CreATConfig(**STILL, dropout=mode),
+        creat=CreATConfig(**STILL, temperature=0.0, dropout=mode),
         smart=SMARTConfig(**tiny_noise, proximal=0.0),
         alum=SmoothConfig(**tiny_noise),
         vat=VATConfig(radius=0.0, distance=1e-9, dropout=mode),

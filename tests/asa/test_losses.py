@@ -12,6 +12,7 @@ from torch import Tensor
 
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch, Kind
+from asa.errors import RequestError
 from asa.losses import between, divergence, kept_units, masked_share, penalty, symmetric_kl, task_loss
 from asa.model import Output
 from asa.signal import Perturb
@@ -219,3 +220,12 @@ def test_an_attacked_pass_diverges() -> None:
     module, batch = tiny_module(), tiny_batch()
     attacked = module(batch, Perturb(attend=attend_to(random_keeps(3))))
     assert all(value > 1e-4 for value in divergence(module(batch), attacked, batch, ASAConfig()).values())
+
+
+def test_a_softmax_across_the_batch_is_refused_where_a_pass_has_a_part_of_it() -> None:
+    """Of one row it is always 1, and the divergence 0."""
+    batch, config = tiny_batch("regression"), ASAConfig(regression="batch_softmax")
+    clean, other = (Output(torch.randn(ROWS, 1, generator=torch.Generator().manual_seed(seed))) for seed in (0, 1))
+    assert divergence(clean, other, batch, config)["asa"] > 0
+    with pytest.raises(RequestError, match=r"compares all 6 rows of a batch, and one pass has 3; set --asa"):
+        divergence(clean, other, replace(batch, total_rows=6, total_labels=6), config)

@@ -248,7 +248,8 @@ def _same(room: Room) -> Tensor:
 @pytest.mark.parametrize("name", ["smart", "alum", "vat", "r3f", "creat", "asa_sparse", "asa_freelb"])
 def test_noise_is_drawn_before_the_random_state_is_put_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the masks of the next micro-batch would be made of the same random numbers."""
-    shared = replace(LOUD, r3f=R3FConfig(dropout="shared"), asa=ASAConfig(mask="gumbel", dropout="shared"))
+    creat = replace(LOUD.creat, dropout="shared")
+    shared = replace(LOUD, creat=creat, r3f=R3FConfig(dropout="shared"), asa=ASAConfig(mask="gumbel", dropout="shared"))
     engine, outside = Watched(module_for(name, "mlm")), []
 
     def noted(draw: Any) -> Any:

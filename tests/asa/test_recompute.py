@@ -15,6 +15,7 @@ from asa.errors import RequestError
 from asa.families import FAMILIES
 from asa.hf import checkpoint_activations
 from asa.methods import METHODS, At, MethodsConfig
+from asa.methods.creat import CreATConfig
 from asa.methods.random_mask import RandomMaskConfig
 from asa.model import TaskModel
 from tests.asa.conftest import batch_for, gradients, tiny_engine
@@ -25,8 +26,11 @@ OPTIONS = {
     "asa": ("asa", MethodsConfig()),
     "asa-gumbel": ("asa", MethodsConfig(asa=ASAConfig(mask="gumbel", heads="each", dropout="shared"))),
     "bernoulli": ("random_mask", MethodsConfig(random_mask=RandomMaskConfig(share=0.3))),
+    "creat": ("creat", MethodsConfig(creat=CreATConfig(radius=0.5, step_size=0.5))),
     "magnitude": ("random_mask", MethodsConfig(random_mask=RandomMaskConfig(strategy="magnitude", share=0.3))),
 }
+# Of the bottom layer: one pass over both or two, or CreAT's three, each made again for its gradients.
+FORWARDS = {"asa": 2, "creat": 6}
 CHECKPOINTED = [pair for pair in PAIRS if FAMILIES[pair[0]].recomputes]
 
 
@@ -53,7 +57,7 @@ def test_gradients_with_checkpointing_equal_those_without(name: str, attention: 
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-7, msg=key)
-    assert passes() == (2 if options == "asa" else 4)  # one pass over both or two, each made again for its gradients
+    assert passes() == FORWARDS.get(options, 4)
 
 
 def count_forwards(model: PreTrainedModel, name: str) -> Callable[[], int]:

@@ -15,7 +15,7 @@ from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
 from asa.engine import State
 from asa.losses import divergence, task_loss
-from asa.methods import At
+from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.ball import room
 from asa.methods.r_drop import RDrop, RDropConfig
 from asa.methods.smart import SMART, SMARTConfig
@@ -235,3 +235,12 @@ def test_a_start_from_which_nothing_can_climb_is_refused(build: Any) -> None:
     with pytest.raises(ValidationError, match=r"noise|greater than 0"):
         build()
     assert SmoothConfig(noise=0.0, weight=0.0).noise == SmoothConfig(noise=0.0, dropout="independent").noise
+
+
+@pytest.mark.parametrize("name", ["smart", "alum"])
+def test_without_weight_the_divergence_and_its_passes_are_left_out(name: str) -> None:
+    engine, batch = Watched(tiny_module()), tiny_batch()
+    options = MethodsConfig(smart=SMARTConfig(weight=0.0, proximal=0.0), alum=SmoothConfig(weight=0.0))
+    terms = METHODS[name](options).backward(engine, batch, At(0, 0))
+    assert terms.keys() == {"loss", "task"}
+    assert not engine.deltas

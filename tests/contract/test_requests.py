@@ -37,7 +37,10 @@ def reason(**asked: Any) -> str:
         ({"method": "alum", "precision": "fp16"}, "--alum.radius"),
         ({"method": "vat", "precision": "bf16"}, "--vat.distance"),
         ({"method": "r3f", "precision": "bf16"}, "--r3f.noise"),
-        ({"method": "creat", "precision": "fp16"}, "--creat.start"),
+        (
+            {"method": "creat", "precision": "fp16", "creat": CreATConfig(dropout="shared")},
+            "--creat.dropout independent",
+        ),
     ],
 )
 def test_what_no_engine_can_do_is_refused_by_the_flag_that_mends_it(asked: dict[str, Any], flag: str) -> None:
@@ -56,8 +59,9 @@ def test_what_no_engine_can_do_is_refused_by_the_flag_that_mends_it(asked: dict[
         {"method": "vat", "precision": "bf16", "vat": VATConfig(distance=0.01)},
         {"method": "r3f", "precision": "bf16", "r3f": R3FConfig(noise=0.01)},
         {"method": "creat"},
-        {"method": "creat", "precision": "bf16", "creat": CreATConfig(start=0.01)},
-        {"method": "creat", "precision": "bf16", "creat": CreATConfig(temperature=0.0)},
+        {"method": "creat", "creat": CreATConfig(dropout="shared")},
+        {"method": "creat", "precision": "bf16"},
+        {"method": "creat", "precision": "bf16", "creat": CreATConfig(dropout="shared", temperature=0.0)},
         {"method": "freelb", "precision": "bf16"},
     ],
 )

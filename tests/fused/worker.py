@@ -1,0 +1,70 @@
+"""One process of fused steps under DeepSpeed, and of the same steps unfused; results to a JSON file."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+from triton.runtime.interpreter import InterpreterBuilder
+
+from asa import dist, fused
+from asa.engine import Precision
+from asa.fused import launch
+from asa.methods import METHODS, At, MethodsConfig
+from tests.asa.conftest import tiny_batch
+from tests.fused.interpreted import dot_of_numbers
+from tests.precision.worker import engine_for, let_cpu_do_fp16
+
+CASES: tuple[tuple[int, Precision], ...] = ((2, "fp32"), (2, "fp16"), (3, "bf16"), (3, "fp16"))  # ZeRO stages
+STEPS = 3
+
+
+def run(zero: int, precision: Precision, device: torch.device) -> dict[str, Any]:
+    """Terms by step, norms of the last step's gradients, and how many forward passes were fused."""
+    launched, forward = [], launch.forward
+
+    def counted(*args: Any) -> Any:
+        launched.append(args)
+        return forward(*args)
+
+    launch.forward = counted  # type: ignore[assignment]
+    torch.manual_seed(5)
+    engine = engine_for("bert", "asa", zero, precision, device)
+    method, terms, norms = METHODS["asa"](MethodsConfig()), [], []
+    for _ in range(STEPS):
+        batch = tiny_batch(seed=0)
+        batch.inputs.pop("token_type_ids")
+        found = method.backward(engine, batch.to(device), At(0, 0))
+        terms.append({name: value.tolist() for name, value in found.items()})
+        stats = engine.step(norms=True)
+        assert stats.applied
+        assert stats.model_norm is not None
+        assert stats.adversary_norm is not None
+        norms.append({"model": float(stats.model_norm), "adversary": float(stats.adversary_norm)})
+    launch.forward = forward
+    return {"terms": terms, "norms": norms[-1], "launched": len(launched)}
+
+
+def main(out: Path, device: torch.device) -> None:
+    torch.set_num_threads(1)
+    if device.type == "cpu":
+        let_cpu_do_fp16()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        InterpreterBuilder.create_dot = dot_of_numbers(InterpreterBuilder.create_dot)
+    fused._works = lambda *_: True  # type: ignore[assignment]  # its trial is tests/fused/test_supported.py's
+    torch_dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
+    results = {}
+    for zero, precision in CASES:
+        for name, devices in (("fused", {device.type}), ("plain", set())):
+            fused.DEVICES = devices
+            results[f"{zero}-{precision}-{name}"] = run(zero, precision, device)
+    if dist.is_main():
+        out.write_text(json.dumps(results))
+    dist.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), torch.device(sys.argv[2]))
