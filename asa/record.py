@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from asa.places import refusal_told, whole
 
 NAME = "metrics.jsonl"
 DRAWN = ("train", "eval")  # events whose numbers are curves
+PROCESSORS = Path("/proc/cpuinfo")
 Value = float | int | str | bool | list[float] | None
 
 
@@ -184,11 +186,18 @@ def numbers(terms: Mapping[str, Tensor]) -> dict[str, Value]:
     return {name: value.tolist() for name, value in tensors.items()}
 
 
+def processor() -> str:
+    """The CPU's name where the system tells it, else its kind (x86_64)."""
+    text = PROCESSORS.read_text() if PROCESSORS.is_file() else ""
+    named = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or platform.machine()
+
+
 def environment() -> dict[str, str]:
     """What a reader needs to repeat a run."""
     packages = ("torch", "transformers", "deepspeed", "datasets", "tokenizers", "scikit-learn", "scipy", "seqeval")
     versions = {name: _version(name) for name in packages}
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
     own = {"asa-pretrain": revision() or _version("asa-pretrain")}
     return {"python": platform.python_version(), "device": device, "system": platform.platform(), **own, **versions}
 

@@ -13,9 +13,8 @@ import torch
 from asa.config import config
 from asa.errors import RequestError
 from asa.places import whole
-from asa.record import environment, revision
+from asa.record import environment, processor, revision
 
-PROCESSORS = Path("/proc/cpuinfo")
 # Where an absolute path begins, and what may be in one: a blank too, unless another path or a flag begins after it.
 _ROOT = r"(?:file:/+|~[\w.-]*/|(?<!:)/+|/(?!/))"
 _FOLDERS = re.compile(rf"(?<![\w./~-]){_ROOT}(?:(?:[^\s,\[\]{{}}'\"]| (?![-/~]))*/)?(?=[^/])")
@@ -67,17 +66,10 @@ def facts() -> str:
     """The machine and what it ran, in a line."""
     found = environment()
     where = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
-    where += [f"{os.cpu_count()} cores{_processor()}", f"load {os.getloadavg()[1]:.1f}"]
+    where += [f"{os.cpu_count()} cores ({processor()})", f"load {os.getloadavg()[1]:.1f}"]
     versions = [f"{name} {found[name]}" for name in ("python", "torch", "transformers", "deepspeed")]
     commit = [f"commit {made_by}"] if (made_by := revision()) else []
     return "; ".join([", ".join(where), ", ".join(versions + commit)])
-
-
-def _processor() -> str:
-    """The processor's name, where the system tells it."""
-    text = PROCESSORS.read_text() if PROCESSORS.is_file() else ""
-    named = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
-    return f" ({named[1].strip()})" if named else ""
 
 
 def _without_folders(word: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -98,6 +99,15 @@ def test_the_environment_names_what_a_reader_needs() -> None:
     # What is installed may leave out the build that torch itself names.
     assert torch.__version__.startswith(found["torch"])
     assert all(found[name] for name in ("python", "device", "system", "transformers", "asa-pretrain", "scikit-learn"))
+
+
+def test_a_processor_is_told_by_its_name_or_else_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of two x86 machines are not to be held against each other."""
+    listed = tmp_path / "cpuinfo"
+    monkeypatch.setattr(record, "PROCESSORS", listed)
+    assert record.processor() in (platform.processor(), platform.machine())
+    listed.write_text("processor\t: 0\nmodel name\t: A 100\nflags\t\t: x\nprocessor\t: 1\nmodel name\t: A 100\n")
+    assert record.processor() == "A 100"
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
