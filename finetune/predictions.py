@@ -1,7 +1,5 @@
 """A model's outputs on a split, and the file that keeps them with all that is needed to score them again."""
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -110,16 +108,31 @@ def load_predictions(path: Path) -> Stored:
         raise RequestError(f"no file {path}; it is written at the end of a run: give the folder of a finished one")
     try:
         return _read(path)
-    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile, zlib.error):
+    except Exception:  # of zipfile, its decompressors and numpy: a dozen classes, NotImplementedError among them
         raise WorkError(f"{path} is damaged; restore it, or remove the run's folder and make the run again") from None
 
 
 def _read(path: Path) -> Stored:
+    """Raises: what a damaged file has np.load and zipfile raise; ValueError, WorkError for parts that do not fit."""
     with np.load(path) as file:
         kind: Kind = file["kind"].item()
-        logits = np.split(file["logits"], np.cumsum(file["words"])[:-1])
-        gold = np.split(file["gold"], np.cumsum(file["gold_words"])[:-1]) if "gold" in file else None
+        logits = _rows(file["logits"], file["words"])
+        gold = _rows(file["gold"], file["gold_words"]) if "gold" in file else None
         ids, labels, metrics = (file[name].tolist() for name in ("ids", "labels", "metrics"))
+    sizes = [len(row) for row in logits]
+    words = sizes if gold is None else [len(row) for row in gold]
+    whole = kind == "token" or {*sizes, *words} == {1}
+    if not whole or not len(ids) == len(sizes) == len(words) or any(n > m for n, m in zip(sizes, words, strict=True)):
+        raise ValueError
     found = Predictions(kind, logits if kind == "token" else [row[0] for row in logits], None)
+    found.check()
     named = None if gold is None else [row.tolist() if kind == "token" else row[0].item() for row in gold]
     return Stored(found, ids, named, labels, tuple(metrics))
+
+
+def _rows(values: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    """Values that stand one after the other, by row. Raises: ValueError where the sizes are those of others."""
+    rows = np.split(values, np.cumsum(sizes)[:-1])
+    if [len(row) for row in rows] != sizes.tolist():
+        raise ValueError
+    return rows

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from asa import record
 from asa.config import flat
 from asa.errors import RequestError
 from asa.methods import MethodsConfig, groups_read
+from finetune.facts import SCHEDULE
 
 STAGES = ("finetune", "score", "ensemble", "robustness", "pretrain")
 COMPARED = ("finetune", "score")  # stages whose runs stand for a model, a method and a seed on a task
@@ -82,6 +84,8 @@ class Run:
                 found |= {f"map.{theirs}": ours for theirs, ours in (self.facts.get("classes") or {}).items()}
         if several := inputs.get("models_sha256"):  # which rows are attacked follows from all models
             found["models_sha256"] = hashlib.sha256(json.dumps(several, sort_keys=True).encode()).hexdigest()[:8]
+        if attacked := self.facts.get("attacked_sha256"):  # on another device it may be others that all get right
+            found["attacked_sha256"] = str(attacked)[:8]
         return found
 
     @property
@@ -91,17 +95,26 @@ class Run:
 
     @property
     def own(self) -> dict[str, Any]:
-        """The settings that its method reads, by dotted key; its record may hold those of others."""
+        """The settings that its method reads, by dotted key; its record may hold those of others. Files by content."""
         config, read = self.facts.get("config", {}), groups_read(self.method)
+        inputs = self.facts.get("inputs", {})
         groups = {name: config[name] for name in _METHODS if name in config and name in read}
         attacked = "adversary" in self.facts and "asa" in read
-        return flat(groups) | ({"adversary": self.facts["adversary"]} if attacked else {})
+        found = flat(groups) | ({"adversary": self.facts["adversary"]} if attacked else {})
+        hashes = {SCHEDULE: inputs.get("schedule_sha256"), "method_sha256": inputs.get("method_sha256")}
+        return found | {key: str(sha256)[:8] for key, sha256 in hashes.items() if sha256}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The finite numbers of the end line; none of an unfinished run."""
+        numbers = {key: value for key, value in (self.end or {}).items() if isinstance(value, int | float)}
+        return {key: value for key, value in numbers.items() if math.isfinite(value)}
 
     @property
     def scores(self) -> dict[str, float]:
         """SPLIT_METRIC of the end line: test first, then further splits, dev last."""
         endings = tuple(f"_{metric}" for metric in self.metrics)
-        known = {key: value for key, value in (self.end or {}).items() if key.endswith(endings) and value is not None}
+        known = {key: value for key, value in self.figures.items() if key.endswith(endings)}
         order = {"test": 0, "dev": 2}
         return dict(sorted(known.items(), key=lambda item: order.get(item[0].partition("_")[0], 1)))
 
@@ -122,7 +135,7 @@ def collect(folder: Path) -> list[Run]:
     runs = [_read(path, path.parent.relative_to(folder).as_posix()) for path in paths]
     if not any(run.stage in STAGES for run in runs):
         raise RequestError(f"no run below {folder}: no {record.NAME} of a known stage; give the folder of the runs")
-    return _marked_twins(runs)
+    return _marked_twins(_told_adversaries(runs))
 
 
 def finished(runs: list[Run], *stages: str) -> list[Run]:
@@ -150,6 +163,26 @@ def _read(path: Path, name: str) -> Run:
     return Run(name, path.parent, facts, by_kind["train"], by_kind["eval"], (by_kind["end"] or [None])[-1])
 
 
+def _told_adversaries(runs: list[Run]) -> list[Run]:
+    """Exported adversaries by their hash, where one set of weights had several: nothing else would tell such runs
+    apart. With other weights the adversary is a part of what these are."""
+    seen: dict[str, set[str]] = {}
+    for run in runs:
+        if sha256 := _adversary(run):
+            seen.setdefault(weights(run), set()).add(sha256)
+    return [
+        dataclasses.replace(run, facts={**run.facts, "adversary": f"{run.facts['adversary']} {sha256[:8]}"})
+        if (sha256 := _adversary(run)) and len(seen[weights(run)]) > 1
+        else run
+        for run in runs
+    ]
+
+
+def _adversary(run: Run) -> str:
+    """Hash of the exported adversary it began with; empty where it has none, or its record does not say."""
+    return str(run.facts.get("inputs", {}).get("adversary_sha256") or "") if "adversary" in run.facts else ""
+
+
 def _marked_twins(runs: list[Run]) -> list[Run]:
     """A copy, or a run that several folders have, would pass for a further seed: all but the first are marked."""
     seen: dict[tuple, Run] = {}
@@ -168,8 +201,10 @@ def _marked_twins(runs: list[Run]) -> list[Run]:
 
 
 def _cell(run: Run) -> tuple:
-    """What no two runs have in common. Of the stages that are not compared: all that the record says of it."""
-    if run.stage not in COMPARED:
-        return json.dumps(run.facts, sort_keys=True), json.dumps(run.end, sort_keys=True)
-    cell = tuple(str(run.facts.get(key)) for key in ("stage", "model", "method", "seed"))
-    return (*cell, run.task, weights(run), run.settings, json.dumps(run.own, sort_keys=True))
+    """What no two runs have in common: nothing of when, where and on what machine they were made. Ensembles have no
+    settings: their members tell them apart."""
+    cell = tuple(str(run.facts.get(key)) for key in ("stage", "model", "method", "seed", "reference"))
+    own = [run.own, run.facts.get("config", {}).get("model")]  # of pre-training: its weights have no hash
+    if run.stage == "ensemble":
+        own += [run.facts.get("members"), run.facts.get("inputs", {}).get("sha256"), run.scores]
+    return (*cell, run.task, weights(run), run.settings, json.dumps(own, sort_keys=True))

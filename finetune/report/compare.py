@@ -6,22 +6,28 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import permutation_test
 
+from asa.errors import WorkError
 from finetune.predictions import FOLDER
 from finetune.report.collect import Run
-from finetune.report.examples import RESAMPLES, parts, resampled
+from finetune.report.examples import RESAMPLES, WHOLE, Sums, parts, resampled
 from finetune.report.labels import grouped
 from finetune.report.rows import Row
 
 PREDICTIONS = f"{FOLDER}/test.npz"  # in a run's folder
 FLIPS = 9_999  # random flips of sign where there are too many to take all
+DIGITS = 12  # of a gain: equal ones differ by their rounding, some 1e-17, and would be no ties
+SAME = 1e-6  # a score from sums, as resampled, and the record's, of a library: correlations are rounded otherwise
 
 
 class Pair(NamedTuple):
-    """A run and the one of the same task, settings and seed that it is held against; against: what that one is."""
+    """A run and the one of the same task, settings and seed that it is held against.
+
+    against: that one's model; None for the vanilla run of the same model, which may be called anything.
+    """
 
     row: Row
     partner: Run
-    against: str
+    against: str | None
 
     @property
     def gain(self) -> float:
@@ -37,7 +43,7 @@ class Comparison(NamedTuple):
     """
 
     row: Row  # the first of its runs: names and settings
-    against: str
+    against: str | None  # as of its pairs
     gains: tuple[float, ...]
     p_seeds: float
     low: float
@@ -54,7 +60,7 @@ class Tested(NamedTuple):
 
 def comparisons(rows: list[Row]) -> Tested:
     """Methods against vanilla of the same model, and models against each other with the same method."""
-    methods = [Pair(row, row.partner, "vanilla") for row in rows if row.partner and "gain" in row.values]
+    methods = [Pair(row, row.partner, None) for row in rows if row.partner and "gain" in row.values]
     models = between_models([row for row in rows if row.score == row.score])
     scores: dict[str, np.ndarray] = {}
     for task in grouped(methods + models, lambda pair: (pair.row.run.stage, pair.row.task, pair.row.settings)).values():
@@ -112,7 +118,7 @@ def _scores(pairs: list[Pair]) -> dict[str, np.ndarray]:
     """Scores on resampled test sets, by run, of those runs that kept predictions on the examples that most have."""
     runs = {run.name: run for pair in pairs for run in (pair.row.run, pair.partner)}
     metric = pairs[0].row.metric
-    tables = {name: parts(run.folder / PREDICTIONS, metric) for name, run in runs.items()}
+    tables = {name: _parts(run, metric) for name, run in runs.items()}
     known = [(name, table) for name, table in tables.items() if table is not None]
     if not known:
         return {}
@@ -121,13 +127,27 @@ def _scores(pairs: list[Pair]) -> dict[str, np.ndarray]:
     return dict(zip((name for name, _ in same), values.T, strict=True))
 
 
+def _parts(run: Run, metric: str) -> Sums | None:
+    """Of the predictions beside a record. Raises: WorkError where they have another score: they are not that run's."""
+    path = run.folder / PREDICTIONS
+    if (table := parts(path, metric)) is None:
+        return None
+    found, told = float(WHOLE[metric](table.sums_NK.sum(0))), run.scores[f"test_{metric}"]
+    if not abs(found - told) <= SAME:  # so that nan is refused as well
+        raise WorkError(
+            f"{path} gives {metric} {found:.6f}, the record beside it has {told:.6f}; restore the file that the run has"
+            " written, or remove the run's folder and make the run again"
+        )
+    return table
+
+
 def by_seeds(gains: np.ndarray) -> float:
     """Two-sided p of the mean gain under flips of sign; exact up to 13 seeds, nan for one. At least least_p."""
     if len(gains) < 2:
         return float("nan")
     test = permutation_test(
         (gains, np.zeros(len(gains))),
-        lambda a, b, axis: np.mean(a - b, axis=axis),
+        lambda a, b, axis: np.round(np.mean(a - b, axis=axis), DIGITS),
         permutation_type="samples",
         vectorized=True,
         n_resamples=FLIPS,
@@ -145,6 +165,7 @@ def by_examples(chance: np.ndarray | None) -> tuple[float, float, float]:
     """95 % interval and two-sided p of a gain from its values on resampled test sets; nan without them."""
     if chance is None:
         return float("nan"), float("nan"), float("nan")
+    chance = np.round(chance, DIGITS) + 0.0  # no minus zero
     low, high = np.quantile(chance, (0.025, 0.975))
     tail = min((chance <= 0).sum(), (chance >= 0).sum())
     return float(low), float(high), min(1.0, 2 * (int(tail) + 1) / (RESAMPLES + 1))

@@ -9,7 +9,8 @@ import numpy as np
 from scipy.stats import rankdata
 from seqeval.metrics.sequence_labeling import get_entities
 
-from finetune.metrics import OUTSIDE
+from asa.errors import WorkError
+from finetune.metrics import FITTING, OUTSIDE
 from finetune.predictions import load_predictions
 
 # N examples, K sums that a metric needs, R resampled test sets
@@ -31,13 +32,16 @@ class Sums(NamedTuple):
 def parts(predictions: Path, metric: str) -> Sums | None:
     """Of a predictions file; None where there is none or it has no gold labels.
 
-    Spearman's ranks are those within the whole test set, also for resampled ones. Raises: WorkError for a damaged file.
+    Spearman's ranks are those within the whole test set, also for resampled ones. Raises: WorkError for a damaged file,
+    or one of another kind of task.
     """
     if not predictions.is_file():
         return None
     these = load_predictions(predictions)
     if these.gold is None:
         return None
+    if metric not in FITTING[these.predictions.kind]:
+        raise WorkError(f"{predictions} is of kind {these.predictions.kind}, which has no {metric}; restore the file")
     return Sums(tuple(these.ids), PARTS[metric](these.gold, these.predictions.labels, these.labels))
 
 

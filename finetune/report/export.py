@@ -27,18 +27,19 @@ def table_csv(rows: list[Row], tested: Tested) -> str:
 
 
 def _write_tests(writer: Any, family: list[Comparison]) -> None:
-    """`FIGURE against OTHER` each; those that cannot be had are left out."""
+    """`FIGURE against vanilla`, or `FIGURE against model NAME`; those that cannot be had are left out."""
     seeds, examples = holm([one.p_seeds for one in family]), holm([one.p_examples for one in family])
     for one, p_seeds, p_examples in zip(family, seeds, examples, strict=True):
         gain = spread(one.gains)
         figures = {"p_seeds": one.p_seeds, "p_seeds_holm": p_seeds, "low": one.low, "high": one.high}
         figures |= {"p_examples": one.p_examples, "p_examples_holm": p_examples}
         sd = "n/a" if gain.n == 1 else gain.sd
-        if one.against != "vanilla":  # that gain is among the rows' own figures
-            writer.writerow([*_group(one.row), f"gain against {one.against}", gain.n, gain.mean, sd])
+        other = "vanilla" if one.against is None else f"model {one.against}"
+        if one.against is not None:  # over vanilla the gain is among the rows' own figures
+            writer.writerow([*_group(one.row), f"gain against {other}", gain.n, gain.mean, sd])
         for name, value in figures.items():
             if value == value:
-                writer.writerow([*_group(one.row), f"{name} against {one.against}", gain.n, value, "n/a"])
+                writer.writerow([*_group(one.row), f"{name} against {other}", gain.n, value, "n/a"])
 
 
 def _group(row: Row) -> tuple[str, ...]:

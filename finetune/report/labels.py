@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from asa.config import flat
 from finetune.facts import SCHEDULE
 from finetune.report.collect import NO_SEED, Run, weights
 
@@ -64,9 +65,10 @@ def by_task(runs: list[Run], labels: dict[str, str]) -> list[str]:
 
 
 def _told_by_schedule(runs: list[Run]) -> bool:
-    """Whether runs of one task, model and seed have nothing else that tells them apart."""
+    """Whether runs of one task, model and seed have nothing else that tells them apart, or a file has changed."""
     cells = [(run.task, weights(run), run.seed, run.settings, _own(run, (SCHEDULE,))) for run in runs]
-    return len(set(cells)) < len(cells)
+    files = {(flat(run.facts.get("config", {})).get(SCHEDULE), run.own.get(SCHEDULE)) for run in runs}
+    return len(set(cells)) < len(cells) or len({path for path, _ in files}) < len(files)
 
 
 def _own(run: Run, hidden: tuple[str, ...] = ()) -> str:

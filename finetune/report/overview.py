@@ -4,22 +4,17 @@ import math
 
 from finetune.report.labels import by_task, grouped, method_key, words
 from finetune.report.rows import NAN, Row, of, spread
-from finetune.report.tables import Table, caveats, mean_sd, number
+from finetune.report.tables import Table, caveats, mark, mean_sd, number, told
 
 # Tasks that a model is meant to fail on: ASA's Table 2, and sets of that kind it does not have.
 ROBUST = ("anli", "paws", "hans", "advglue", "hellaswag")
 CONTROLS = ("random_mask", "r_drop", "r3f")  # what they add to a step is drawn by chance
 COSTS = (("slowdown", "Time per step / vanilla"), ("memory", "Peak memory / vanilla"))
-OTHER_SEEDS = "†"
 
 
 def scores(rows: list[Row], caption: str) -> Table:
     """Rows model x method, columns tasks: `mean ± sd (n)` in percent; mean over the tasks for rows that have all."""
-    table = _across(rows, {row.run.name: row.overall for row in rows}, caption, "")
-    if not any(OTHER_SEEDS in cell for cells in table.rows for cell in cells):
-        return table
-    told = f"{OTHER_SEEDS} Over other seeds than vanilla's, so not to be held against it."
-    return table._replace(note=f"{table.note} {told}".strip())
+    return told(_across(rows, {row.run.name: row.overall for row in rows}, caption, ""))
 
 
 def gains(rows: list[Row], caption: str) -> Table:
@@ -44,7 +39,7 @@ def _across(rows: list[Row], values: dict[str, float], caption: str, sign: str) 
     for (model, method), same in grouped(ordered, lambda row: (row.model, row.method)).items():
         groups = grouped(same, lambda row: (row.task, row.settings))
         found = {column: [values[row.run.name] for row in groups.get(column, [])] for column in columns}
-        marks = {column: _mark(groups.get(column, []), rows, values) for column in columns}
+        marks = {column: mark(groups.get(column, []), rows, values) for column in columns}
         texts = [
             f"{mean_sd(one, 100, 2, sign)} ({spread(one).n}{marks[column]})" if spread(one).n else "-"
             for column, one in found.items()
@@ -55,17 +50,6 @@ def _across(rows: list[Row], values: dict[str, float], caption: str, sign: str) 
     headings = [*columns.values(), *(["Mean"] if averaged else [])]
     note = _notes(rows, values, "gain" if sign else "test score")
     return Table(caption, ["Model", "Method", *headings], cells, 2, note)
-
-
-def _mark(same: list[Row], rows: list[Row], values: dict[str, float]) -> str:
-    """Whether runs of one cell have other seeds than the vanilla runs of its model, task and settings, if any."""
-    if not same:
-        return ""
-    model, task, settings = same[0].model, same[0].task, same[0].settings
-    beside = [row for row in rows if (row.model, row.task, row.settings) == (model, task, settings)]
-    vanilla = [row for row in beside if row.run.method == "vanilla"]
-    own, theirs = ({row.run.seed for row in some if not math.isnan(values[row.run.name])} for some in (same, vanilla))
-    return OTHER_SEEDS if own and theirs and own != theirs else ""
 
 
 def _mean(means: list[float], sign: str, mark: str) -> str:
@@ -86,8 +70,8 @@ def _notes(rows: list[Row], values: dict[str, float], what: str) -> str:
         notes.append(f"No mean over tasks, since {', '.join(several)} would count once for each of its settings.")
     if any(row.in_two_files for row in rows):
         notes.append("mnli m/mm: the mean over its matched and its mismatched rows, as in the papers' tables.")
-    if told := caveats(rows):
-        notes.append(told)
+    if said := caveats(rows):
+        notes.append(said)
     for label in by_task([row.run for row in rows], {row.run.name: row.method for row in rows}):
         notes.append(f"{label} has settings of its own for each task, named below; so has its mean.")
     for task, same in grouped(rows, lambda row: row.task).items():

@@ -122,17 +122,16 @@ def _column(row: Row) -> tuple[str | None, str, str]:
 
 
 def _figures(run: Run) -> dict[str, float]:
-    assert run.end is not None
     found = dict(run.scores)
     if other := TOGETHER.get(str(run.facts.get("task"))):  # of a scored model run.task tells the training task too
         keys = [f"{split}_{run.metrics[0]}" for split in ("test", other)]
         if all(key in found for key in keys):
             found[f"overall_{run.metrics[0]}"] = statistics.fmean(found[key] for key in keys)
     known = ("seconds", "peak_memory_bytes", "peak_resident_bytes")
-    found |= {key: run.end[key] for key in known if run.end.get(key) is not None}
+    found |= {key: run.figures[key] for key in known if key in run.figures}
     for layer, share in enumerate(masked_shares(run)):
         found[f"masked_share_layer_{layer}"] = share
-    spent, steps = run.end.get("train_seconds", run.end.get("seconds")), run.end.get("steps")
+    spent, steps = run.figures.get("train_seconds", run.figures.get("seconds")), run.figures.get("steps")
     return found | ({"step_seconds": spent / steps} if spent is not None and steps else {})
 
 
@@ -178,9 +177,8 @@ def evaluated_rows(runs: list[Run]) -> list[Row]:
 
 def _increase(run: Run) -> dict[str, float]:
     """The reference is part of the name: increases within the radii of another one are not comparable."""
-    numbers = {key: value for key, value in (run.end or {}).items() if isinstance(value, int | float)}
     radii = run.facts.get("reference", "n/a")
-    return {f"loss_increase_{key}_radii_from_{radii}": value for key, value in numbers.items() if key != "seconds"}
+    return {f"loss_increase_{key}_radii_from_{radii}": value for key, value in run.figures.items() if key != "seconds"}
 
 
 def pretrain_rows(runs: list[Run]) -> list[Row]:
@@ -197,7 +195,7 @@ def _pretrain_figures(run: Run) -> dict[str, float]:
     rates = run.series("tokens_per_s")[1]
     found = before_after(run, "heldout_loss") | before_after(run, "heldout_accuracy")
     found["tokens_per_s"] = statistics.median(rates) if rates else NAN
-    return found | {"seconds": (run.end or {}).get("seconds", NAN)}
+    return found | {"seconds": run.figures.get("seconds", NAN)}
 
 
 def before_after(run: Run, key: str) -> dict[str, float]:

@@ -58,7 +58,8 @@ def _overview(tuned: list[Row]) -> list[Section]:
     if any(row.partner for row in tuned):
         title = "Methods: gain and cost"
         text = "Gain over the vanilla run of the same model, task, settings and seed, in points: mean ± sd (number of"
-        text += " seeds). Costs: means of the ratios to those of the vanilla runs that were made on the same device."
+        text += " seeds). Costs: means of the ratios to those of the vanilla runs that were made on the same kind of"
+        text += " device, as far as the records tell."
         found.append(Section(title, text, [overview.gains(tuned, title)], []))
     return found
 
@@ -101,7 +102,7 @@ def _task(rows: list[Row], name: str) -> Section:
     ]
     text = (
         f"Mean ± sample standard deviation over the n seeds. vs vanilla: test {words(rows[0].metric)} minus that of the"
-        " vanilla run of the same model and seed, in points."
+        " vanilla run of the same model and seed, in points. In brackets: the number of seeds, where it is not n."
     )
     title = f"Fine-tuning: {rows[0].task}"
     if rows[0].settings:

@@ -9,6 +9,8 @@ from finetune.report.collect import STAGES, Run
 from finetune.report.labels import grouped, words
 from finetune.report.rows import NAN, Row, of, spread, where
 
+OTHER_SEEDS = "†"
+
 # Figure, heading, factor and digits of what a run costs.
 COSTS = (
     ("seconds", "Seconds per run", 1, 1),
@@ -31,14 +33,42 @@ class Table(NamedTuple):
 def results(rows: list[Row]) -> Table:
     """Mean and standard deviation per model x method of one task and one set of settings."""
     found = list(dict.fromkeys(key for row in rows for key in row.run.scores))
+    values = {name: {row.run.name: row.values.get(name, NAN) for row in rows} for name in found}
     costs = [cost for cost in COSTS if of(rows, cost[0])]
     cells = []
     for (model, method), same in grouped(rows, lambda row: (row.model, row.method)).items():
-        means = [mean_sd(of(same, name), 100, 2) for name in found]
+        means = [_counted(same, name, mark(same, rows, values[name])) for name in found]
         spent = [mean_sd(of(same, key), factor, digits) for key, _, factor, digits in costs]
-        cells.append([model, method, str(len(same)), *means, mean_sd(of(same, "gain"), 100, 2, "+"), *spent])
+        cells.append([model, method, str(len(same)), *means, _counted(same, "gain", sign="+"), *spent])
     figures = ["n", *[f"{score_name(name)}, %" for name in found], "vs vanilla, points", *[cost[1] for cost in costs]]
-    return Table(f"{rows[0].task}: every score", ["Model", "Method", *figures], cells, 2, _notes(rows))
+    return told(Table(f"{rows[0].task}: every score", ["Model", "Method", *figures], cells, 2, _notes(rows)))
+
+
+def _counted(same: list[Row], key: str, marked: str = "", sign: str = "") -> str:
+    """A fraction in percent, with the number of runs that have it where that is not all of them, or has a mark."""
+    known = of(same, key)
+    text = mean_sd(known, 100, 2, sign)
+    return f"{text} ({len(known)}{marked})" if known and (marked or len(known) < len(same)) else text
+
+
+def mark(same: list[Row], rows: list[Row], values: dict[str, float]) -> str:
+    """Whether runs of one cell have other seeds than the vanilla runs of its model, task and settings, if any. Args:
+    values, the cell's figure by the name of the run."""
+    if not same:
+        return ""
+    model, task, settings = same[0].model, same[0].task, same[0].settings
+    beside = [row for row in rows if (row.model, row.task, row.settings) == (model, task, settings)]
+    vanilla = [row for row in beside if row.run.method == "vanilla"]
+    own, theirs = ({row.run.seed for row in some if not math.isnan(values[row.run.name])} for some in (same, vanilla))
+    return OTHER_SEEDS if own and theirs and own != theirs else ""
+
+
+def told(table: Table) -> Table:
+    """With what the mark stands for in its note, where a cell has it."""
+    if not any(OTHER_SEEDS in cell for cells in table.rows for cell in cells):
+        return table
+    what = f"{OTHER_SEEDS} Over other seeds than vanilla's, so not to be held against it."
+    return table._replace(note=f"{table.note} {what}".strip())
 
 
 def _notes(rows: list[Row]) -> str:
@@ -69,7 +99,7 @@ def every_run(rows: list[Row]) -> Table:
     """One row per finished fine-tuning run or scored model."""
     cells = []
     for row in rows:
-        end = row.run.end or {}
+        end = row.run.figures
         dev = row.values.get(f"dev_{row.metric}", NAN)
         rest = [number(end.get(key, NAN), digits) for key, digits in (("best_epoch", 2), ("steps", 0), ("seconds", 1))]
         cells.append(

@@ -20,13 +20,13 @@ MEANT = {
 def tests(found: list[Comparison], caption: str) -> Table:
     """One row per comparison, p values as they are and corrected for the number of rows."""
     seeds, examples = holm([one.p_seeds for one in found]), holm([one.p_examples for one in found])
-    rivals = any(one.against != "vanilla" for one in found)
+    rivals = any(one.against is not None for one in found)
     cells = []
     for one, p_seeds, p_examples in zip(found, seeds, examples, strict=True):
         interval = "n/a" if math.isnan(one.low) else f"{one.low * 100:+.2f} to {one.high * 100:+.2f}"
         gain = [str(len(one.gains)), mean_sd(one.gains, 100, 2, "+")]
         by_examples = [interval, p_value(one.p_examples), p_value(p_examples)]
-        names = [one.row.lettered, one.row.model, *([one.against] if rivals else []), one.row.method]
+        names = [one.row.lettered, one.row.model, *([one.against] if one.against is not None else []), one.row.method]
         cells.append([*names, words(one.row.metric), *gain, p_value(one.p_seeds), p_value(p_seeds), *by_examples])
     heads = ["Task", "Model", *(["Against"] if rivals else []), "Method", "Metric"]
     figures = ["n", "Gain, points", "p over seeds", "Holm", "95 % over examples", "p over examples", "Holm"]
@@ -73,8 +73,7 @@ def loss_increase(runs: list[Run]) -> Table | None:
 
 def _figure(row: Row, key: str) -> float:
     """Of the end line; nan where it is not known."""
-    value = (row.run.end or {}).get(key)
-    return value if isinstance(value, int | float) else NAN
+    return row.run.figures.get(key, NAN)
 
 
 def _attacks(measured: list[Row]) -> list[str]:
@@ -82,6 +81,8 @@ def _attacks(measured: list[Row]) -> list[str]:
     letters = sorted({f"{row.settings}: {row.difference}." for row in measured if row.settings})
     if any("models_sha256" in letter for letter in letters):
         letters.append("models_sha256: of the models compared, since the rows are attacked that all of them get right.")
+    if any("attacked_sha256" in letter for letter in letters):
+        letters.append("attacked_sha256: of the rows that were attacked.")
     return [*letters, "Attacks with other settings are not comparable."] if letters else []
 
 

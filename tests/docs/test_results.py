@@ -9,26 +9,50 @@ from finetune.config import ReportConfig
 from finetune.report.write import write
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+P = "p over seeds"  # with Holm's correction to its right
 
 
-@pytest.mark.parametrize(("records", "models", "methods"), [("tiny", 3, 7), ("minilm", 1, 4)])
-def test_every_score_and_gain_on_the_page_is_what_the_report_makes_of_the_records(
-    records: str, models: int, methods: int, tmp_path: Path
+def reported(records: str, folder: Path) -> str:
+    """report.md of an archive of records."""
+    shutil.unpack_archive(DOCS / "results" / f"{records}.tar.xz", folder / "runs")
+    write(ReportConfig(runs=folder / "runs", out=folder / "report", repeated=True))
+    return (folder / "report" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("records", "models", "methods", "tests"), [("tiny", 3, 7, 54 + 18), ("minilm", 1, 4, 6)])
+def test_every_score_gain_and_test_on_the_page_is_what_the_report_makes_of_the_records(
+    records: str, models: int, methods: int, tests: int, tmp_path: Path
 ) -> None:
-    shutil.unpack_archive(DOCS / "results" / f"{records}.tar.xz", tmp_path / "runs")
-    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report", repeated=True))
-    report, page = (tmp_path / "report" / "report.md").read_text(), (DOCS / "results.md").read_text()
+    report, page = reported(records, tmp_path), (DOCS / "results.md").read_text()
     tables = {title: part.splitlines() for title, _, part in (part.partition("\n") for part in report.split("\n## "))}
     for title, compared in (("Scores", methods), ("Methods: gain and cost", methods - 1)):
         rows = [line for line in tables[title] if line.startswith("| ")]
         assert len(rows) == 1 + models * compared
         assert not [row for row in rows if row not in page]
+    found, printed = by_seeds(report), by_seeds(page)
+    mine = printed.keys() & found.keys()
+    assert len(mine) == tests
+    assert {key: printed[key] for key in mine} == {key: found[key] for key in mine}
+
+
+def by_seeds(text: str) -> dict[tuple[str, ...], list[str]]:
+    """(task, model, against, method) -> n, gain, p over seeds and Holm's, from the tables of tests. against: empty of
+    vanilla."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    heads: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if P in cells or not line.startswith("|"):
+            heads = cells
+        elif P in heads and not line.startswith("|--"):
+            place, names = heads.index(P), dict(zip(heads, cells, strict=True))
+            key = tuple(names.get(name, "") for name in ("Task", "Model", "Against", "Method"))
+            found[key] = cells[place - 2 : place + 2]
+    return found
 
 
 def test_every_score_of_the_transfers_on_the_page_is_what_the_report_makes_of_the_records(tmp_path: Path) -> None:
-    shutil.unpack_archive(DOCS / "results" / "transfer.tar.xz", tmp_path / "runs")
-    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report", repeated=True))
-    report, page = (tmp_path / "report" / "report.md").read_text(), (DOCS / "results.md").read_text()
+    report, page = reported("transfer", tmp_path), (DOCS / "results.md").read_text()
     for title in ("## Scores", "### Transfer", "### hans after rte: every score"):
         lines = report.partition(f"\n{title}\n")[2].partition("\n#")[0].splitlines()
         rows = [line for line in lines if line.startswith("| ")]

@@ -1,6 +1,7 @@
 """Scores against direct calls of the libraries, their edge cases, and the file that keeps predictions."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,54 @@ def test_predictions_that_a_full_disk_refuses_are_one_line_and_not_there_by_half
         save_predictions(path, STORED[1])
     assert not partial.is_symlink()
     assert load_predictions(path).ids == STORED[0].ids
+
+
+def rewritten(path: Path, **changes: np.ndarray) -> None:
+    """The file with other arrays in it."""
+    with np.load(path) as file:
+        found = dict(file)
+    np.savez_compressed(path, allow_pickle=False, **(found | changes))
+
+
+def flipped(path: Path, place: int, value: int) -> None:
+    """The file with a byte of its zip directory's first entry changed."""
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + place] ^= value
+    path.write_bytes(content)
+
+
+def bare(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.arange(3))
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "zip version": lambda path: flipped(path, 6, 0x80),
+    "encrypted": lambda path: flipped(path, 8, 1),
+    "no zip": bare,
+    "fewer logits": lambda path: rewritten(path, logits=np.ones((1, 2), dtype=np.float32)),
+    "fewer rows": lambda path: rewritten(path, logits=np.ones((1, 2), dtype=np.float32), words=np.array([1])),
+    "fewer labels": lambda path: rewritten(path, gold=np.array([1]), gold_words=np.array([1])),
+    "fewer ids": lambda path: rewritten(path, ids=np.array(["0"])),
+    "rows of two": lambda path: rewritten(path, logits=np.ones((4, 2)), words=np.array([2, 2])),
+    "not finite": lambda path: rewritten(path, logits=np.full((2, 2), np.nan)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_predictions_are_one_line_that_names_the_file(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "test.npz"
+    save_predictions(path, STORED[0])
+    DAMAGE[damage](path)
+    with pytest.raises(WorkError, match=r"test\.npz is damaged; restore it"):
+        load_predictions(path)
+
+
+def test_more_words_predicted_than_a_row_has_are_damage(tmp_path: Path) -> None:
+    save_predictions(tmp_path / "test.npz", STORED[3])
+    rewritten(tmp_path / "test.npz", gold=np.array([0, 1, 2, 2, 0]), gold_words=np.array([1, 4]))
+    with pytest.raises(WorkError, match="damaged"):
+        load_predictions(tmp_path / "test.npz")
 
 
 def test_no_answer_that_a_row_has_not_is_predicted_and_what_is_not_finite_is_told() -> None:

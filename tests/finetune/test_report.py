@@ -16,6 +16,7 @@ from asa.errors import RequestError
 from finetune.__main__ import main
 from finetune.config import ReportConfig
 from finetune.report.collect import NEUTRAL, collect
+from finetune.report.rows import tuned_rows
 from finetune.report.write import write
 from pretrain.resume import FREE
 
@@ -264,6 +265,67 @@ def test_a_run_made_twice_with_other_scores_is_refused(runs: Path) -> None:
     tuned(runs / "again", "vanilla", 0, 0.81)
     with pytest.raises(RequestError, match=r"again/base-vanilla-0 and base-vanilla-0 are the same run .* other scores"):
         collect(runs)
+
+
+ATTACK = {"stage": "robustness", "task": "rte", "model": "m", "method": "asa", "seed": 0, "reference": "r"}
+
+
+@pytest.mark.parametrize("rows", ["same rows", "others"])
+def test_attacks_made_twice_count_once_unless_of_other_rows(tmp_path: Path, rows: str) -> None:
+    for place, attacked, seconds in (("a", "same rows", 10.5), ("b", rows, 11.5)):
+        facts = {**ATTACK, "attacked_sha256": attacked, "command": [place], "environment": {"system": place}}
+        put(tmp_path / "runs" / place, facts, [], {"median": 1.0, "n": 9, "seconds": seconds})
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    page = text(tmp_path / "report", "md")
+    if rows == "others":
+        assert all(f"| rte {letter} | m | asa | 0 | r | 9 |" in page for letter in "AB")
+        assert "A: attacked_sha256=others." in page
+    else:
+        assert "| b | the same run as a | robustness |" in page
+    with (tmp_path / "report" / "report.csv").open() as file:
+        assert {row["n"] for row in csv.DictReader(file)} == {"1"}
+
+
+@pytest.mark.parametrize("model", ["a/tiny", "b/tiny"])
+def test_pretraining_made_twice_counts_once_unless_from_other_weights(tmp_path: Path, model: str) -> None:
+    """Of those the record has the path alone."""
+    for place, start in (("a", "a/tiny"), ("b", model)):
+        pretrained(tmp_path / "runs" / place, "asa", model=start, out=place)
+        path = tmp_path / "runs" / place / "pretrain" / "asa" / "metrics.jsonl"
+        path.write_text(path.read_text().replace("61.5", {"a": "60", "b": "62"}[place]))
+    runs = collect(tmp_path / "runs")
+    assert [run.twin for run in runs] == ["", "a/pretrain/asa" if model == "a/tiny" else ""]
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "hashes", "labels"),
+    [
+        ("mine:build", {}, "method_sha256", {"mine:build", "mine:build method_sha256=y"}),
+        ("asa", {}, "adversary_sha256", {"asa", "asa adversary=exported y"}),
+        (
+            "random_mask",
+            {"random_mask": {"schedule": "a file"}},
+            "schedule_sha256",
+            {"random_mask", "random_mask schedule=y"},
+        ),
+    ],
+)
+def test_runs_with_a_file_of_other_contents_are_no_further_seeds(
+    tmp_path: Path, method: str, config: dict[str, Any], hashes: str, labels: set[str]
+) -> None:
+    adversary = {"adversary": "exported"} if method == "asa" else {}
+    for seed, sha256 in enumerate("xxy"):
+        inputs = {"model_sha256": "a", hashes: sha256}
+        tuned(tmp_path / "runs", method, seed, 0.5, inputs=inputs, config={**CONFIG, **config}, **adversary)
+    assert {row.method for row in tuned_rows(collect(tmp_path / "runs"))} == labels
+
+
+def test_adversaries_that_came_with_other_weights_are_a_part_of_these(tmp_path: Path) -> None:
+    for seed, sha256 in enumerate("xyz"):
+        inputs = {"model_sha256": sha256, "adversary_sha256": sha256}
+        tuned(tmp_path / "runs", "asa", seed, 0.5, inputs=inputs, adversary="exported")
+    rows = tuned_rows(collect(tmp_path / "runs"), repeated=True)
+    assert {(row.model, row.method) for row in rows} == {("base (one per seed)", "asa")}
 
 
 def test_a_folder_that_cannot_be_made_is_named(runs: Path) -> None:

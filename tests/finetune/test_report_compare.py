@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from finetune.report.examples import parts
 from finetune.report.rows import Row, tuned_rows
 from finetune.report.svg import Picture, draw
 from finetune.report.write import write
-from tests.finetune.test_report_tasks import put, tuned
+from tests.finetune.test_report_tasks import predicted, put, tuned
 
 TAU = {"asa": {"tau": 0.3}}
 ATTACK = {"stage": "robustness", "task": "rte", "model": "m", "reference": "r"}
@@ -150,10 +151,60 @@ def test_models_are_tested_against_those_before_them_in_the_request(tmp_path: Pa
     assert "## Tests against other models" in page
     assert "3 comparisons." in page
     figures = {(line[2], line[5]): line for line in lines}
-    assert figures["asa", "p_seeds against base"][6:] == ["3", "0.25", "n/a"]
-    assert float(figures["asa", "p_seeds_holm against base"][7]) == pytest.approx(0.75)
-    low, high = (float(figures["asa", f"{name} against base"][7]) for name in ("low", "high"))
+    assert figures["asa", "p_seeds against model base"][6:] == ["3", "0.25", "n/a"]
+    assert float(figures["asa", "p_seeds_holm against model base"][7]) == pytest.approx(0.75)
+    low, high = (float(figures["asa", f"{name} against model base"][7]) for name in ("low", "high"))
     assert low < 4 / 60 < high
+
+
+def test_a_model_called_vanilla_is_tested_as_any_other(tmp_path: Path) -> None:
+    for place, model in enumerate(("vanilla", "asa")):
+        for seed in range(2):
+            changes = {"model": model, "models": ["vanilla", "asa"], "inputs": {"model_sha256": model}}
+            for more, method in enumerate(("vanilla", "freelb")):
+                tuned(tmp_path / "runs" / model, "sst2", method, seed, 40 + 2 * place + 3 * more, **changes)
+    page, lines = written(tmp_path / "runs", tmp_path / "out")
+    assert "| sst2 | asa | freelb | accuracy | 2 | +5.00 ± 0.00 |" in page
+    assert "| sst2 | asa | vanilla | freelb | accuracy | 2 | +3.33 ± 0.00 |" in page
+    names = [tuple(line[:6]) for line in lines]
+    assert len(set(names)) == len(names)
+    figures = {name[2:4] + name[5:]: float(line[7]) for name, line in zip(names[1:], lines[1:], strict=True)}
+    assert figures["asa", "freelb", "gain against model vanilla"] == pytest.approx(2 / 60)
+    assert figures["asa", "freelb", "low against vanilla"] < figures["asa", "freelb", "gain"] == pytest.approx(3 / 60)
+
+
+@pytest.mark.parametrize("wrong", ["another run", "another kind", "nan"])
+def test_predictions_that_are_not_those_of_their_record_are_refused(tmp_path: Path, wrong: str) -> None:
+    for method, right in (("vanilla", 30), ("asa", 45)):
+        tuned(tmp_path, "sst2", method, 0, right)
+    path = tmp_path / "sst2/base-asa-0/predictions/test.npz"
+    these, told = predicted("accuracy", 30), "gives accuracy 0.500000, the record beside it has 0.750000"
+    if wrong == "nan":  # as numbers, all of the first class, which is right for half of the rows
+        these, told = (
+            replace(these, predictions=Predictions("classification", [np.full(2, np.nan)] * 60, None)),
+            "damaged",
+        )
+    if wrong == "another kind":
+        numbers = Predictions("regression", [np.ones(1)] * 60, None)
+        these, told = replace(these, predictions=numbers), "is of kind regression, which has no accuracy"
+    save_predictions(path, these)
+    with pytest.raises(WorkError, match=rf"base-asa-0/predictions/test\.npz.* {told}"):
+        comparisons(rows_of(tmp_path))
+
+
+def test_a_score_that_is_no_finite_number_is_none(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        tuned(tmp_path / "runs", "sst2", "vanilla", seed, 40)
+        tuned(tmp_path / "runs", "sst2", "asa", seed, 45)
+    path = tmp_path / "runs/sst2/base-asa-0/metrics.jsonl"
+    path.write_text(path.read_text().replace('"test_accuracy": 0.75', '"test_accuracy": NaN'))
+    page, _ = written(tmp_path / "runs", tmp_path / "out")
+    assert "| sst2 | base | asa | accuracy | 1 | +8.33 ± n/a | n/a | n/a |" in page
+    # Below the task: scores and gains of fewer seeds than the row has, of others than vanilla's.
+    assert (
+        "| base | asa | 2 | 75.00 ± n/a (1†) | 50.00 ± 0.00 | 40.00 ± 0.00 | 50.00 ± 0.00 | +8.33 ± n/a (1) |" in page
+    )
+    assert page.count("† Over other seeds than vanilla's") == 2
 
 
 def test_examples_are_the_same_by_their_ids_and_the_majority_counts(tmp_path: Path) -> None:
@@ -161,9 +212,7 @@ def test_examples_are_the_same_by_their_ids_and_the_majority_counts(tmp_path: Pa
         tuned(tmp_path, "sst2", "vanilla", seed, 40)
         tuned(tmp_path, "sst2", "asa", seed, 45)
     odd = tmp_path / "sst2" / "base-asa-0" / "predictions" / "test.npz"
-    gold = [0, 1] * 30
-    other = Predictions("classification", list(np.eye(2)[gold]), None)
-    save_predictions(odd, Stored(other, [f"other {i}" for i in range(60)], list(gold), ["0", "1"], ("accuracy",)))
+    save_predictions(odd, predicted("accuracy", 45, ids="other "))
     (one,) = comparisons(rows_of(tmp_path)).methods
     assert len(one.gains) == 3
     assert math.isnan(one.p_examples)  # one of its three pairs has other examples

@@ -1,11 +1,13 @@
 """Resampled test scores: sums over examples give each metric's very value, and the tests their known p values."""
 
 import math
+from itertools import product
+from operator import mul
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import bootstrap
 
@@ -94,6 +96,24 @@ def test_p_over_seeds_is_exact_and_no_smaller_than_it_can_be() -> None:
     assert by_seeds(np.array([0.03, 0.02, -0.01])) == pytest.approx(4 / 8)  # as large or larger: 4 of the 8 flips
     assert by_seeds(np.zeros(4)) == 1
     assert math.isnan(by_seeds(np.array([0.5])))
+
+
+@given(st.integers(60, 2000), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=2, max_size=5))
+@example(277, [(30, 33), (10, 7), (7, 4), (43, 43), (48, 51)])
+@example(908, [(24, 27), (6, 2), (35, 37), (16, 17), (28, 26)])
+@settings(max_examples=40)
+def test_flips_of_equal_mean_are_ties_however_they_are_rounded(rows: int, right: list[tuple[int, int]]) -> None:
+    """The exact p, of whole numbers of right rows."""
+    gains = [mine - theirs for mine, theirs in right]
+    sums = [abs(sum(map(mul, gains, signs))) for signs in product((1, -1), repeat=len(gains))]
+    exact = sum(one >= abs(sum(gains)) for one in sums) / len(sums)
+    assert by_seeds(np.array([mine / rows - theirs / rows for mine, theirs in right])) == pytest.approx(exact)
+
+
+def test_resampled_gains_of_nothing_but_rounding_are_none() -> None:
+    gains = np.array([-1e-17, 1e-17] * (RESAMPLES // 2))
+    low, high, p = by_examples(gains)
+    assert (f"{low:+.2f} {high:+.2f}", p) == ("+0.00 +0.00", 1)
 
 
 def test_holm_is_the_step_down_worked_out_by_hand() -> None:

@@ -18,7 +18,6 @@ from finetune.report.attention import Layer, Maps, save
 from finetune.report.write import write
 
 METRICS = {"sst2": "accuracy", "mnli": "accuracy", "mrpc": "f1", "paws-wiki": "accuracy", "hans": "accuracy"}
-GOLD = [0, 1] * 30
 WIDTHS = (360, 1280)
 
 
@@ -31,11 +30,10 @@ def put(folder: Path, start: dict[str, Any], events: list[dict], end: dict[str, 
 def tuned(
     out: Path, task: str, method: str | None, seed: int | None, right: int, own: dict | None = None, **changes: Any
 ) -> None:
-    """A run on 60 test examples, the first `right` of which it gets right."""
+    """A run whose main score on test is right / 60."""
     config = {"optim": {"lr": 1e-4 if task == "sst2" else 3e-4}, **(own or {})}
     start = {"stage": "finetune", "task": task, "metrics": [METRICS[task], "matthews"], "model": "base"}
     start |= {"method": method, "seed": seed, "config": config, "request": {"tasks": [task]}, **changes}
-    found = [label if index < right else 1 - label for index, label in enumerate(GOLD)]
     name = METRICS[task]
     end = {f"test_{name}": right / 60, "test_matthews": 0.5, f"dev_{name}": 0.5, "mm_matthews": 0.4}
     end |= {"steps": 10, "train_seconds": 20.0 if method == "vanilla" else 30.0, "seconds": 100.0}
@@ -43,11 +41,16 @@ def tuned(
     evals = [{"event": "eval", "step": 10, "split": "dev", name: 0.5}]
     folder = out / task / f"base-{method}-{seed}"
     put(folder, start, masks + evals, end)
+    save_predictions(folder / "predictions" / "test.npz", predicted(name, right))
+
+
+def predicted(metric: str, right: int, ids: str = "") -> Stored:
+    """Accuracy: the first `right` of 60 examples. F1: as many of 60 of the second class, and as few of 60 others."""
+    gold = [0, 1] * 30 if metric == "accuracy" else [1] * 60 + [0] * 60
+    found = [label if index % 60 < right else 1 - label for index, label in enumerate(gold)]
     logits: list[np.ndarray] = list(np.eye(2)[found])
-    these = Stored(
-        Predictions("classification", logits, None), [str(i) for i in range(60)], list(GOLD), ["0", "1"], (name,)
-    )
-    save_predictions(folder / "predictions" / "test.npz", these)
+    names = [f"{ids}{index}" for index in range(len(gold))]
+    return Stored(Predictions("classification", logits, None), names, list(gold), ["0", "1"], (metric,))
 
 
 def write_runs(out: Path) -> Path:

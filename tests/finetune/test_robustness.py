@@ -197,10 +197,12 @@ def test_a_command_given_again_does_what_is_left_and_finds_the_same(
     with pytest.raises(RequestError, match="another config"):
         robustness(RobustnessConfig(**{**asked, "steps": 7}))
     assert (folder / RADII).read_bytes() == radii  # refused before anything is searched
-    (folder / RADII).write_bytes(radii[:50])
-    robustness(RobustnessConfig(**asked))
-    with np.load(folder / RADII) as found:
-        assert set(before["radius"]) < set(found["radius"])  # those of rows without a radius are 0
+    np.save(no_zip := folder / "no zip.npy", np.arange(3))
+    for damaged in (radii[:50], no_zip.read_bytes()):
+        (folder / RADII).write_bytes(damaged)
+        robustness(RobustnessConfig(**asked))
+        with np.load(folder / RADII) as found:
+            assert set(before["radius"]) < set(found["radius"])  # those of rows without a radius are 0
 
 
 def test_radii_and_records_of_other_rows_are_not_taken_for_those_of_these(
