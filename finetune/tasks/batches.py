@@ -1,5 +1,6 @@
 """Texts -> batches. Which rows a training batch holds is a pure function of (seed, step)."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -17,7 +18,8 @@ from finetune.tasks.task import Choices, Kind, Label, Split, Text
 
 # B rows, C choices, L length
 
-STRETCH = 50  # batches whose rows are sorted by length together
+STRETCH = 50  # batches, at most, whose rows are sorted by length together
+STRETCHES = 4  # at least, where there are as many batches: with one, the same rows would meet in every epoch
 NOTHING = 2**60  # a divisor after which a loss and its gradients are lost in those of real rows
 
 
@@ -142,8 +144,12 @@ def _choices(
 def _words(
     split: Split, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> tuple[dict[str, list[Tensor]], list[Tensor] | None]:
-    """A word's label stands at its first token; the others and the special tokens have none."""
+    """A word's label stands at its first token; the others and the special tokens have none. Too long a row loses its
+    last words, whichever the tokenizer cuts otherwise: they are those without a prediction."""
     tokenizer = for_words(tokenizer)
+    if tokenizer.truncation_side != "right":
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.truncation_side = "right"
     words = _visible(split, tokenizer)
     table = tokenizer(words, is_split_into_words=True, truncation=True, max_length=length)
     columns = {name: [torch.tensor(ids) for ids in column] for name, column in table.items()}
@@ -203,13 +209,13 @@ def steps_per_epoch(rows: int, size: int) -> int:
 
 def _order(lengths: np.ndarray, size: int, seed: int, epoch: int, buckets: bool) -> list[np.ndarray]:
     """The rows of each batch of an epoch. With buckets, rows of like length share a batch: less padding, and the
-    batches come in random order."""
+    batches come in random order. The short batch, whose rows weigh more than others in their step, is of any length."""
     random = np.random.default_rng((seed, epoch))
     order = random.permutation(len(lengths))
-    if not buckets:
-        return [order[at : at + size] for at in range(0, len(order), size)]
-    stretch = STRETCH * size
-    parts = [order[at : at + stretch] for at in range(0, len(order), stretch)]
-    order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in parts])
+    whole = len(order) // size * size
+    if buckets:
+        stretch = size * max(1, min(STRETCH, len(order) // (STRETCHES * size)))
+        parts = [order[at : min(at + stretch, whole)] for at in range(0, whole, stretch)]
+        order = np.concatenate([*(part[np.argsort(lengths[part], kind="stable")] for part in parts), order[whole:]])
     batches = [order[at : at + size] for at in range(0, len(order), size)]
-    return [batches[index] for index in random.permutation(len(batches))]
+    return [batches[index] for index in random.permutation(len(batches))] if buckets else batches

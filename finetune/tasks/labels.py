@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import numpy as np
+
 from asa.errors import RequestError
 from finetune.tasks.cells import canonical, flag, wrong
 from finetune.tasks.files import Row
@@ -10,6 +12,7 @@ from finetune.tasks.rows import Raw
 from finetune.tasks.spec import TaskConfig
 from finetune.tasks.task import Label
 
+LARGEST = float(np.finfo(np.float32).max)
 SHOWN = 20  # names in a message; a column of numbers has thousands
 
 
@@ -57,6 +60,7 @@ def _number(task: TaskConfig, row: Row, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
-        raise wrong(row, f"label {value!r:.60} is no number", flag(task, "label"))
+    if not math.isfinite(number) or abs(number) > LARGEST:
+        what = "no number" if not math.isfinite(number) else f"beyond {LARGEST:.1e}, the largest of fp32"
+        raise wrong(row, f"label {value!r:.60} is {what}", flag(task, "label"))
     return number

@@ -17,8 +17,9 @@ def parsed(text: str, number: int, shape: type = dict) -> Any:
     try:
         value = json.loads(text)
     except ValueError as error:
-        line = number + getattr(error, "lineno", 1) - 1
-        raise WrongLine(line, f"no JSON ({str(error).partition(':')[0]})") from None
+        line, what = number + getattr(error, "lineno", 1) - 1, str(error).partition(":")[0]
+        hint = "; a JSON value a line is jsonl (--task.format jsonl)" if what == "Extra data" and line > number else ""
+        raise WrongLine(line, f"no JSON ({what}){hint}") from None
     except RecursionError:
         raise WrongLine(number, "JSON that is nested too deeply") from None
     if not isinstance(value, shape):
@@ -28,7 +29,8 @@ def parsed(text: str, number: int, shape: type = dict) -> Any:
 
 
 def conll(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A word a line, blank lines between sentences: columns words (the first on a line) and label (the last).
+    """A word a line, blank lines between sentences: columns words (the first on a line) and label (the last of several;
+    none in a sentence of words alone).
 
     Before a sentence's first word, a line that begins with # is a comment unless it has as many fields as other lines.
     """
@@ -42,16 +44,21 @@ def conll(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
         if not words and line.startswith("#") and usual and _fields(line, usual) != _fields(usual, usual):
             continue
         if line.strip() and not line.startswith("-DOCSTART-"):
-            if len(fields) < 2:
-                raise WrongLine(number, f"{line.strip()!r} has no second column with the label")
+            if words and (len(fields) > 1) != bool(labels):
+                only = "no second column with the label" if labels else "a label, the words before it have none"
+                raise WrongLine(number, f"{line.strip()!r} has {only}")
             start = start or number
             words.append(fields[0].strip())
-            labels.append(fields[-1].strip())
+            labels += [fields[-1].strip()] if len(fields) > 1 else []
         elif words:
-            yield start, {"words": words, "label": labels}
+            yield start, _sentence(words, labels)
             words, labels, start = [], [], 0
     if words:
-        yield start, {"words": words, "label": labels}
+        yield start, _sentence(words, labels)
+
+
+def _sentence(words: list[str], labels: list[str]) -> dict[str, Any]:
+    return {"words": words} | ({"label": labels} if labels else {})
 
 
 def _fields(line: str, like: str) -> int:

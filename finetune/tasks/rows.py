@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from asa.errors import RequestError
 from finetune.tasks.answers import answers, right
-from finetune.tasks.cells import cell, check_utf8, flag, has, missing, string, words, wrong
+from finetune.tasks.cells import canonical, cell, check_utf8, flag, has, missing, string, words, wrong
 from finetune.tasks.files import Row
 from finetune.tasks.spec import TaskConfig
 from finetune.tasks.task import Choices, Text
@@ -56,7 +56,7 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
         numbers.append(number)
         texts.append(text)
         labels.append(label)
-        subsets += [string(task, row, task.subsets, "subsets")] if task.subsets and has(row, task.subsets) else []
+        subsets += [_subset(task, row)] if task.subsets and has(row, task.subsets) else []
     if not rows:
         where = f"no row of {row.path} has a label in column {task.label!r}" if row else "a split has no rows"
         raise RequestError(f"{where}; give others, or set {flag(task, 'label')}")
@@ -64,10 +64,18 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
 
 
 def _unlabelled(task: TaskConfig, row: Row) -> bool:
-    """Whether the row has no label, or one of its words has none."""
+    """Whether the row has no label, or one of its words has none. JSON's writers leave out a key that is null."""
+    if not has(row, task.label) and task.broken == "mend":
+        return True
     if missing(cell(task, row, task.label, "label")):
         return True
     return task.kind == "token" and any(map(missing, words(task, row, task.label, "label")))
+
+
+def _subset(task: TaskConfig, row: Row) -> str:
+    """Whose part of the rows it is in; a number is a name as in csv."""
+    value = cell(task, row, task.subsets, "subsets")
+    return canonical(value) if isinstance(value, int | float) else string(task, row, task.subsets, "subsets")
 
 
 def _row(task: TaskConfig, row: Row, labelled: bool) -> tuple[Text | Choices, Any]:

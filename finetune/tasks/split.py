@@ -56,12 +56,14 @@ def held_out(split: Split, share: float) -> tuple[Split, Split]:
     so: with a question's other answer in training, a row's label is known. A second segment may stand on both sides.
     """
     count = max(1, min(MOST_HELD_OUT, round(share * len(split))))
-    taken = _lowest_groups(split, count, _first_segment)
+    of_words = bool(split.labels) and isinstance(split.labels[0], list)  # two words are no two segments
+    taken = _lowest_groups(split, count, _whole if of_words else _first_segment)
     if 2 * len(taken) < count:
-        taken = _lowest_groups(split, count, lambda text: text)
+        taken = _lowest_groups(split, count, _whole)
     if not taken or len(taken) == len(split):
         raise RequestError(
-            f"{len(split)} training rows, too few (or too alike) to hold {count} out; give --task.dev and --task.test"
+            f"{len(split)} training rows left, too few (or too alike) to hold {count} out; give --task.dev and"
+            " --task.test"
         )
     return _picked(split, [at for at in range(len(split)) if at not in taken]), _picked(split, sorted(taken))
 
@@ -95,6 +97,10 @@ def _lowest_groups(split: Split, count: int, key: Callable[[Text | Choices], Any
         if len(taken) + len(groups[first]) <= count:
             taken += groups[first]
     return set(taken)
+
+
+def _whole(text: Text | Choices) -> Any:
+    return text
 
 
 def _first_segment(text: Text | Choices) -> Any:

@@ -2,7 +2,7 @@
 
 import weakref
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,15 @@ def test_words_that_are_cut_off_have_no_mark_and_those_that_vanish_have_one(mode
     assert found.columns["input_ids"][0].tolist()[2] == WORDS.index("[UNK]")
 
 
+def test_words_are_cut_off_at_the_end_whatever_side_the_tokenizer_cuts_at(model_folder: Path) -> None:
+    tokenizer = load_tokenizer(model_folder, "-")
+    tokenizer.truncation_side = "left"
+    found = encode("token", Split(["0"], [tuple("abcdefghi")], [list(range(9))]), tokenizer, 8)
+    assert found.labels is not None
+    assert [mark for mark in found.labels[0].tolist() if mark != IGNORE] == [0, 1, 2, 3, 4, 5]
+    assert tokenizer.truncation_side == "left"
+
+
 def test_answers_that_a_row_does_not_have_change_nothing(make: Make, still_model: Path) -> None:
     """Loss, divergence and predictions of rows with two answers, alone and beside rows with three."""
     data = encoded("choice", still_model)
@@ -119,6 +128,29 @@ def test_an_epoch_holds_every_row_once_and_one_batch_is_smaller(train: Encoded, 
     assert sorted(chain(*(rows.tolist() for rows in batches))) == list(range(24))
 
 
+def spaced(rows: int) -> Encoded:
+    """Rows of all lengths."""
+    ids = {"input_ids": [torch.zeros(1 + n) for n in range(rows)]}
+    return Encoded("classification", ids, {"input_ids": 0}, labels=None, gold=None, answers=[])
+
+
+def test_the_short_batch_is_of_any_length_since_its_rows_weigh_more() -> None:
+    data = spaced(68)
+    short = [next(rows for rows in data.order(16, 0, epoch, True) if len(rows) == 4) for epoch in range(50)]
+    assert 25 < data.lengths[np.concatenate(short)].mean() < 45  # of all: 34.5
+    assert len({tuple(sorted(rows)) for rows in short}) == 50
+
+
+def test_buckets_of_a_small_set_do_not_hold_the_same_rows_in_every_epoch() -> None:
+    def pairs(epoch: int, seed: int = 0) -> set[frozenset[int]]:
+        batches = spaced(400).order(16, seed, epoch, True)
+        return {frozenset(pair) for rows in batches for pair in combinations(rows.tolist(), 2)}
+
+    first = pairs(0)
+    for other in (pairs(1), pairs(0, seed=1)):
+        assert len(first & other) < 0.25 * len(first)
+
+
 def test_batches_follow_from_seed_and_step_alone(train: Encoded) -> None:
     def rows(seed: int, step: int) -> list[int]:
         return training_rows(train, 8, seed, step, True).tolist()
@@ -139,9 +171,11 @@ def test_the_order_of_batches_is_forgotten_with_its_rows(train: Encoded) -> None
     assert kept() is None
 
 
-def test_rows_of_like_length_share_a_batch(train: Encoded) -> None:
+def test_rows_of_like_length_share_a_batch(model_folder: Path) -> None:
+    train = encoded("classification", model_folder, rows=96)
+
     def padding(buckets: bool) -> int:
-        batches = [train.batch(training_rows(train, 4, 0, step, buckets)) for step in range(6)]
+        batches = [train.batch(training_rows(train, 4, 0, step, buckets)) for step in range(24)]
         return int(sum(batch.pad_BL.sum() for batch in batches))
 
     assert padding(True) < padding(False) / 2

@@ -146,6 +146,11 @@ def test_conll_sentences_end_at_blank_lines_and_at_the_end(tmp_path: Path) -> No
     ]
 
 
+def test_conll_of_words_alone_has_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "t.conll").write_text("In\nRome\n\nHi\n")
+    assert read(tmp_path / "t.conll") == [{"words": ["In", "Rome"]}, {"words": ["Hi"]}]
+
+
 WRONG = {
     "t.csv": ("a,b\n1,2\n3\n", r"t.csv:3: 1 fields, 2 columns \(a, b\)"),
     "open.csv": ('a,b\n"1,2\n3,4\n', r"open.csv:2: unexpected end of data"),
@@ -156,7 +161,9 @@ WRONG = {
     "list.jsonl": ("[1]\n", r"list.jsonl:1: JSON '\[1\]', wanted: an object"),
     "t.json": ('[\n{"a": 1},\n{"a" 2}]', r"t.json:3: no JSON"),
     "rows.json": ("[1]", r"rows.json:1: row 1 is no JSON object"),
-    "t.conll": ("word O\nalone\n", r"t.conll:2: 'alone' has no second column"),
+    "t.conll": ("word O\nalone\n", r"t.conll:2: 'alone' has no second column with the label"),
+    "late.conll": ("alone\nword O\n", r"late.conll:2: 'word O' has a label, the words before it have none"),
+    "lines.json": ('{"a": 1}\n{"a": 2}\n', r"lines.json:2: no JSON \(Extra data\); .* \(--task.format jsonl\)"),
     "t.txt": ("a", r"t.txt: its ending names no format; set --task.format to one of csv, tsv"),
 }
 

@@ -159,6 +159,10 @@ def test_a_value_that_is_none_is_no_label(tmp_path: Path, value: Any) -> None:
     assert task(test=[path], kind=kind, broken="mend").facts["dropped"] == {"test": 1}
     with pytest.raises(RequestError, match=r"t.jsonl:3: no label"):
         task(test=[path], kind=kind)
+    del texts[2]["label"]  # as JSON's writers leave out what is null
+    assert task(test=[write(path, texts)], kind=kind, broken="mend").facts["dropped"] == {"test": 1}
+    with pytest.raises(RequestError, match=r"t.jsonl:3: no column 'label'"):
+        task(test=[path], kind=kind)
     bare = write(tmp_path / "bare.jsonl", texts[2:])
     with pytest.raises(RequestError, match=r"no row of .*bare.jsonl has a label in column 'label'"):
         task(train=[path], dev=[bare], kind=kind, broken="mend")
@@ -194,6 +198,12 @@ def test_a_split_is_named_as_a_file_may_be(tmp_path: Path, name: str) -> None:
         task(test=[path], subsets="part")
     with pytest.raises(RequestError, match=f"'{re.escape(name)}', "):
         task(test=[path], extra={name: [path]})
+
+
+def test_a_subset_may_be_named_by_a_number(tmp_path: Path) -> None:
+    for ending in ("csv", "jsonl"):
+        path = write(tmp_path / f"t.{ending}", [{"text": str(n), "label": n % 2, "part": n % 3} for n in range(9)])
+        assert {"0", "1", "2"} < task(test=[path], subsets="part").splits.keys()
 
 
 def test_subsets_and_further_files_are_scored_apart(tmp_path: Path) -> None:
@@ -296,8 +306,15 @@ def test_held_out_rows_follow_from_their_content_and_no_row_is_lost(
 def test_at_most_a_thousand_rows_are_held_out_and_too_few_are_refused() -> None:
     split = Split([""] * 30_000, [(str(n),) for n in range(30_000)], None)
     assert len(held_out(split, 0.1)[1]) == 1000
-    with pytest.raises(RequestError, match="1 training rows, too few"):
+    with pytest.raises(RequestError, match="1 training rows left, too few"):
         held_out(thinned(split, 1), 0.1)
+
+
+def test_sentences_of_two_words_are_held_out_as_any_others() -> None:
+    """Their first word is no segment that rows share."""
+    texts = [("New", f"c{n}") if n % 2 else ("in", "the", f"c{n}") for n in range(400)]
+    held = held_out(Split([""] * 400, texts, [[0] * len(text) for text in texts]), 0.1)[1]
+    assert 10 < sum(len(text) == 2 for text in held.texts) < 30
 
 
 def test_where_few_groups_hold_nearly_all_rows_they_are_not_what_is_held_out() -> None:
@@ -331,6 +348,11 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
         ([{"text": "x", "label": "a"}] * 2, {}, r"column 'label' has one class only, 'a'; .* --task.label"),
         ([{"text": "x", "label": "high"}], {"kind": "regression"}, r"t.jsonl:1: label 'high' is no number"),
         ([{"text": "x", "label": "nan"}], {"kind": "regression"}, r"label 'nan' is no number"),
+        (
+            [{"text": "x", "label": 1e39}],
+            {"kind": "regression"},
+            r"label 1e\+39 is beyond 3.4e\+38, the largest of fp32",
+        ),
         ([{"text": "x y", "label": "O"}], {"kind": "token"}, r"t.jsonl:1: 2 words, 1 labels; .* --task.label"),
         ([{"text": 5, "label": "O"}], {"kind": "token"}, r"wanted: a list, or words between spaces"),
         ([{"text": "x", "label": 0}], {"kind": "choice"}, r"kind choice has no column of answers; set --task.choices"),
