@@ -211,7 +211,7 @@ def _folders(root: Path) -> list[Path]:
 
 def find(folder: Path, flag: str) -> Path:
     """`folder` itself if it is a checkpoint, else the newest one of the run folder. Raises RequestError."""
-    if (folder / manifest.NAME).is_file() or folder.name.startswith("step-"):
+    if (folder / manifest.NAME).is_file() or re.fullmatch(r"step-\d+", folder.name):
         return folder
     found = complete(folder / "checkpoints") or complete(folder)
     if not found:

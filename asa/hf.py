@@ -1,8 +1,11 @@
 """Hugging Face folders: checks, loading of models."""
 
+import functools
+import hashlib
 import json
 import pickle
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +20,8 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from asa import manifest
+from asa.adversary import FILE as ADVERSARY_FILE
 from asa.errors import RequestError
 from asa.families import family
 from asa.tokenizer import ids_of, load_tokenizer
@@ -105,19 +110,44 @@ def _read_json(path: Path, flag: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
+@functools.cache
+def weights_sha256(folder: Path) -> str:
+    """sha256 over all that makes a Hugging Face folder's model: weights, shape and tokenizer. Adversaries beside it are
+    no part of it. Remembered for the life of the process."""
+    patterns = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
+    files = sorted(file for pattern in patterns for file in folder.glob(pattern) if file.name != ADVERSARY_FILE)
+    lines = [f"{file.name} {manifest.file_sha256(file)}" for file in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
 def read_config(folder: Path) -> PreTrainedConfig:
     """The config of a model folder, with what its file leaves out."""
     auto: Any = AutoConfig
     return auto.from_pretrained(folder)
 
 
-def load_mlm(folder: Path, seed: int) -> tuple[PreTrainedModel, list[str]]:
+@contextmanager
+def loading(folder: Path, flag: str) -> Generator[None]:
+    """Inside, whatever a folder makes the libraries raise whose weights are not those of its config.json, or whose
+    config.json no model can have, is a RequestError; Hugging Face's load report is off."""
+    try:
+        with quiet():
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of many classes
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+        raise RequestError(f"{folder} cannot be loaded ({why}); give a complete folder by {flag}") from None
+
+
+def load_mlm(folder: Path, seed: int, flag: str = "--model") -> tuple[PreTrainedModel, list[str]]:
     """The masked-LM model in `folder` and the names of parameters it lacked, which are new and drawn from `seed`.
 
-    A checkpoint without an MLM head gets one tied to its word embeddings.
+    A checkpoint without an MLM head gets one tied to its word embeddings. Raises: RequestError for weights that are not
+    those of its config.json.
     """
     manual_seed(seed)
-    with quiet():
+    with loading(folder, flag):
         model, info = MASKED_LM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     return model, sorted(info["missing_keys"])
 

@@ -21,10 +21,10 @@ from asa.adversary import ASAConfig
 from asa.attention import attach
 from asa.batch import IGNORE, Batch
 from asa.errors import RequestError
-from asa.hf import quiet, read_config
+from asa.hf import loading, read_config
 from asa.model import Output, TaskModel, masked_lm
 from asa.signal import Perturb, Tap
-from asa.typed import manual_seed
+from asa.typed import fork_rng, manual_seed
 
 # B rows, L length, M masked positions, V vocabulary
 
@@ -44,7 +44,8 @@ class Discriminator(TaskModel):
         return Output(torch.stack([torch.zeros_like(score_BL), score_BL], dim=-1))
 
     def twin(self) -> "Discriminator":
-        return Discriminator(super().twin().model).eval()
+        with fork_rng(devices=[]):  # the wrapper's adversaries are drawn and thrown away
+            return Discriminator(super().twin().model).eval()
 
 
 class ReplacedTokenModel(Discriminator):
@@ -102,15 +103,19 @@ def _embedding_shape(config: PreTrainedConfig) -> tuple[int, int]:
     return config.vocab_size, getattr(config, "embedding_size", None) or config.hidden_size
 
 
-def sample(log_probs_MV: Tensor) -> Tensor:
-    """One id per row, M, drawn from its distribution; no gradient. The draw follows torch's seed.
+def sample(log_probs_MV: Tensor, pad: int | None) -> Tensor:
+    """One id per row, M, drawn from its distribution; no gradient. The draw follows torch's seed. Never the id `pad`:
+    RoBERTa's kind counts positions by it.
 
     By the inverse of the cumulative distribution: one random number per row instead of V, and no wait for the device,
     which torch.multinomial makes to check its input. Of a row that is not finite the draw means nothing, but it is an
     id: the step goes on to where its loss is found out and the update is not made.
     """
     with torch.no_grad():
-        reached_MV = log_probs_MV.exp().cumsum(-1)
+        probs_MV = log_probs_MV.exp()
+        if pad is not None:
+            probs_MV[:, pad] = 0
+        reached_MV = probs_MV.cumsum(-1)
         # In (0, 1]: at 0 an id of no probability would be drawn.
         drawn_M1 = 1 - torch.rand(len(reached_MV), 1, device=reached_MV.device)
         found_M1 = torch.searchsorted(reached_MV, drawn_M1 * reached_MV[:, -1:])
@@ -137,7 +142,7 @@ def load_discriminator(folder: Path, seed: int) -> tuple[PreTrainedModel, list[s
     ELECTRA has a class of its own; other families get token classification with one class.
     """
     manual_seed(seed)
-    with quiet():
+    with loading(folder, "--model"):
         model, info = discriminator_class(read_config(folder)).from_pretrained(
             folder, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32
         )

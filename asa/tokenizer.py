@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from asa.errors import RequestError
 
@@ -44,6 +44,15 @@ def for_words(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 def ids_of(tokenizer: PreTrainedTokenizerBase) -> int:
     """The embeddings that it needs: its largest id and one."""
     return max(tokenizer.get_vocab().values()) + 1
+
+
+def encoder_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Hash of everything that decides the ids of a text: normalisation, splitting, merges. Not of truncation and
+    padding, which rows do not follow."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    return hashlib.sha256(backend.to_str().encode()).hexdigest()
 
 
 def vocab_sha256(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,14 +1,12 @@
 """The base checkpoint's own tokenizer, so that continual pre-training keeps every token id."""
 
-import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from asa.errors import RequestError
-from asa.tokenizer import ids_of, load_tokenizer, vocab_sha256
+from asa.tokenizer import encoder_sha256, ids_of, load_tokenizer, vocab_sha256
 
 
 class Special(NamedTuple):
@@ -40,7 +38,7 @@ class Vocabulary:
             raise RequestError(f"length = {length}: {folder} takes at most {tokenizer.model_max_length}; set --length")
         self.special = Special(**ids)
         self.vocab_sha256 = vocab_sha256(tokenizer)
-        self.encoder_sha256 = hashlib.sha256(_bare(tokenizer).encode()).hexdigest()
+        self.encoder_sha256 = encoder_sha256(tokenizer)
         self.size = ids_of(tokenizer)
         self._tokenizer = tokenizer
 
@@ -57,11 +55,3 @@ class Vocabulary:
         """Write the tokenizer into `folder` as Hugging Face has it; returns its tokenizer.json."""
         self._tokenizer.save_pretrained(folder)
         return folder / "tokenizer.json"
-
-
-def _bare(tokenizer: PreTrainedTokenizerFast) -> str:
-    """The tokenizer as JSON without truncation and padding, which rows do not follow."""
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    return backend.to_str()

@@ -1,7 +1,5 @@
 """The start line of a run, and whether a run in its folder is this very one."""
 
-import functools
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -13,6 +11,7 @@ from asa import dist, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import flat, to_dict
 from asa.errors import RequestError
+from asa.hf import weights_sha256
 from asa.methods import METHODS, groups_read, groups_unread, source_sha256
 from finetune import state
 from finetune.config import FinetuneConfig
@@ -29,16 +28,6 @@ ELSEWHERE = WHERE + HOW
 # What lies in a run's folder; `.partial` as well.
 PARTS = {record.NAME, "environment.json", "tensorboard", "model", FOLDER, state.FOLDER}
 SCHEDULE = "random_mask.schedule"  # a file, which counts by its content; another one for each task at least
-
-
-@functools.cache
-def weights_sha256(path: Path) -> str:
-    """sha256 over all that makes a Hugging Face folder's model: weights, shape and tokenizer. Adversaries beside it are
-    no part of it."""
-    patterns = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
-    files = sorted(file for pattern in patterns for file in path.glob(pattern) if file.name != ADVERSARY_FILE)
-    lines = [f"{file.name} {manifest.file_sha256(file)}" for file in files]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def facts_of(cell: Cell, task: Task, given: dict[str, Any]) -> dict[str, Any]:

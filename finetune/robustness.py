@@ -14,11 +14,11 @@ import torch
 
 from asa import record
 from asa.errors import RequestError, WorkError
+from asa.hf import weights_sha256
 from asa.places import check_folder, whole
 from asa.record import Record
 from finetune.attack import Worst
 from finetune.evaluation_config import RobustnessConfig
-from finetune.facts import weights_sha256
 from finetune.lineage import check_unseen
 from finetune.radii import radii_of
 from finetune.saved import Saved, find, kept, replaceable, tasks_of

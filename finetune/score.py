@@ -12,11 +12,11 @@ import numpy as np
 
 from asa import record
 from asa.errors import RequestError
+from asa.hf import weights_sha256
 from asa.model import TaskModel
 from asa.places import check_folder
 from asa.record import Record
 from finetune.evaluation_config import ScoreConfig
-from finetune.facts import weights_sha256
 from finetune.labels import label_map, merged
 from finetune.metrics import score
 from finetune.predictions import FOLDER, Predictions, predict, save_predictions, stored

@@ -44,7 +44,7 @@ def _training(facts: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     yield "data", f"{Path(settings['data']).name}, sha256 of its manifest {facts['inputs']['data']}"
     yield "optimizer steps", f"{facts['step']} of {settings['steps']}"
     if "tokens" in facts:
-        yield "tokens", f"{facts['tokens']:,}"
+        yield "tokens, padding of short rows among them", f"{facts['tokens']:,}"
     yield "global batch", settings["global_batch"]
     yield "masking", f"{settings['masking']}, {settings['mask_share']:g} of a row's tokens"
     yield "precision", settings["precision"]

@@ -2,9 +2,10 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
+from transformers import PreTrainedTokenizerFast
 
 from asa import hf, manifest, rtd
 from asa.adversary import ASAConfig
@@ -14,7 +15,7 @@ from asa.errors import RequestError
 from asa.families import family
 from asa.methods import MethodName, MethodsConfig, limits
 from asa.optim import OptimConfig
-from asa.tokenizer import load_tokenizer, vocab_sha256
+from asa.tokenizer import encoder_sha256, load_tokenizer, vocab_sha256
 from pretrain.masking import Masking
 
 
@@ -55,7 +56,7 @@ class PretrainConfig(MethodsConfig):
     """Share of a row's tokens that are predicted; every full row predicts the same number."""
     masking: Masking = "token"
     """What is masked: token (single ones), word (whole words) or span (runs of 1 to 10 words, 3.8 on average)."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     """Seed of sample order, MLM masks, dropout and new parameters."""
     zero: Literal[0, 1, 2, 3] = 2
     """DeepSpeed ZeRO stage; in bf16 and fp16, 2 works in the place of 0 and 1."""
@@ -151,10 +152,17 @@ def _check_generator(folder: Path, model: Path, facts: dict[str, Any]) -> None:
 
 
 def _check_tokenizer(config: PretrainConfig, facts: dict[str, Any]) -> None:
-    found = vocab_sha256(load_tokenizer(config.model, "--model"))
+    tokenizer = load_tokenizer(config.model, "--model")
+    found = vocab_sha256(tokenizer)
     if found != facts["tokenizer_sha256"]:
         raise RequestError(
             f"the shards in {config.data} (vocab {facts['tokenizer_sha256'][:12]}) were made with another tokenizer"
             f" than {config.model} has (vocab {found[:12]}); rebuild them with data_prep build --model {config.model},"
             f" or set --model or --data"
+        )
+    if encoder_sha256(cast(PreTrainedTokenizerFast, tokenizer)) != facts["encoder_sha256"]:
+        raise RequestError(
+            f"the shards in {config.data} were made with a tokenizer of the same vocabulary that reads texts otherwise"
+            f" (normalisation, splitting or merges) than that of {config.model}, which would be exported; rebuild them"
+            f" with data_prep build --model {config.model}, or set --model or --data"
         )

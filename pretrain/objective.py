@@ -65,6 +65,10 @@ class MaskedLM:
         return counts
 
 
+def _pad(engine: Engine) -> int | None:
+    return getattr(engine.module.model.config, "pad_token_id", None)
+
+
 class ReplacedTokens:
     """Clark et al. 2020: the generator learns the masked batch; the method gets its samples, for the discriminator."""
 
@@ -74,7 +78,7 @@ class ReplacedTokens:
     def build(self, config: PretrainConfig, asa: ASAConfig | None) -> tuple[TaskModel, list[str]]:
         source = config.rtd.generator or config.model
         discriminator, new = rtd.load_discriminator(config.model, config.seed)
-        generator, more = hf.load_mlm(source, config.seed)
+        generator, more = hf.load_mlm(source, config.seed, "--rtd.generator")
         lines = [*_drawn(f"{config.model}", new, config.seed), *_drawn(f"generator {source}", more, config.seed)]
         mine, its = (cast(Tensor, model.get_input_embeddings().weight) for model in (discriminator, generator))
         if not torch.equal(mine, its):
@@ -91,7 +95,7 @@ class ReplacedTokens:
             out = engine.forward(batch)
             loss = task_loss(out, batch)
             engine.backward(self.weight * loss)
-            prepared.append(rtd.replace_tokens(batch, rtd.sample(out.log_probs), tokens))
+            prepared.append(rtd.replace_tokens(batch, rtd.sample(out.log_probs, _pad(engine)), tokens))
             loss, replaced = loss.detach(), (prepared[-1].labels == rtd.REPLACED).sum() / tokens
             add(terms, {"loss": self.weight * loss, "generator": loss, "replaced": replaced})
             beat()
@@ -99,7 +103,7 @@ class ReplacedTokens:
 
     def count(self, engine: Engine, batch: Batch) -> Terms:
         masked = engine.probe(batch)
-        tokens = rtd.replace_tokens(batch, rtd.sample(masked.log_probs), total_labels=1)
+        tokens = rtd.replace_tokens(batch, rtd.sample(masked.log_probs, _pad(engine)), total_labels=1)
         out = engine.probe(tokens)
         belief_BL = out.log_probs[..., rtd.REPLACED].exp()
         replaced_BL, original_BL = tokens.labels == rtd.REPLACED, tokens.labels == rtd.ORIGINAL

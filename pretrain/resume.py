@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asa import checkpoint, dist, manifest
+from asa import checkpoint, dist, hf, manifest
 from asa.config import flat, to_dict
 from asa.errors import RequestError
-from asa.methods import source_sha256
+from asa.methods import groups_read, source_sha256
 from asa.places import locked
 from pretrain.config import PretrainConfig
 
@@ -19,7 +19,7 @@ from pretrain.config import PretrainConfig
 FREE = ("out", "log_every", "eval_every", "save_every", "keep", "data", "model", "on_nonfinite", "on_save_error")
 FREE += ("hang_timeout", "wandb")
 # Nor do these, but by rounding and, where micro_batch changes, by which places dropout zeroes.
-FREE += ("zero", "offload", "micro_batch", "activation_checkpointing", "rtd.generator")
+FREE += ("zero", "offload", "micro_batch", "activation_checkpointing", "rtd.generator", "random_mask.schedule")
 
 
 def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lambda line: None) -> Path | None:
@@ -60,14 +60,13 @@ def _different(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
 
 
 def inputs(config: PretrainConfig) -> dict[str, str]:
-    """What the run reads, by contents: the shard manifest, which has the hash of every file, the shape of the model and
-    of a generator of its own, and the file of a method from outside."""
-    found = {
-        "data": manifest.file_sha256(config.data / manifest.NAME),
-        "model": manifest.file_sha256(config.model / "config.json"),
-    }
+    """What the run reads, by contents: the shard manifest, which has the hash of every file, the model and a generator
+    of its own, a schedule of masks, and the file of a method from outside."""
+    found = {"data": manifest.file_sha256(config.data / manifest.NAME), "model": hf.weights_sha256(config.model)}
     if config.objective == "rtd" and config.rtd.generator is not None:
-        found["generator"] = manifest.file_sha256(config.rtd.generator / "config.json")
+        found["generator"] = hf.weights_sha256(config.rtd.generator)
+    if config.random_mask.schedule is not None and "random_mask" in groups_read(config.method):
+        found["schedule"] = manifest.file_sha256(config.random_mask.schedule)
     method = source_sha256(config.method)
     return found if method is None else found | {"method_sha256": method}
 

@@ -68,9 +68,17 @@ def totals(kind: Kind, batches: Sequence[Mapping[str, Any]]) -> Totals:
     """
     for inputs in batches:
         _check(kind, inputs)
-    rows = sum(inputs["input_ids"].flatten(0, -2).shape[0] for inputs in batches)
+    rows = sum(_sequences(inputs) for inputs in batches)
     counts = [_labelled(kind, inputs["labels"]).sum() for inputs in batches]
     return Totals(rows, max(1, int(sum(counts))))
+
+
+def _sequences(inputs: Mapping[str, Any]) -> int:
+    """Those that pass the encoder, without the fillers of a multiple choice: sequences of padding alone."""
+    mask = inputs.get("attention_mask")
+    if mask is None or mask.dim() != 3:
+        return inputs["input_ids"].flatten(0, -2).shape[0]
+    return int(mask.any(-1).sum())
 
 
 def to_batch(kind: Kind, inputs: Mapping[str, Any], total: Totals) -> Batch:

@@ -180,6 +180,8 @@ def test_find_takes_a_checkpoint_a_run_or_its_checkpoint_folder(saved: Path) -> 
     assert checkpoint.find(saved, "--checkpoint") == saved
     assert checkpoint.find(saved.parent.parent, "--checkpoint") == newest
     assert checkpoint.find(saved.parent, "--checkpoint") == newest
+    run = saved.parent.parent.rename(saved.parent.parent.with_name("step-by-step"))
+    assert checkpoint.find(run, "--checkpoint") == run / "checkpoints" / newest.name
 
 
 def test_find_refuses_a_folder_without_a_finished_checkpoint(tmp_path: Path) -> None:

@@ -156,6 +156,15 @@ def test_a_model_with_its_head_loads_whole(folder: Path) -> None:
     assert [name for name, p in model.state_dict().items() if not torch.equal(p, expected[name])] == []
 
 
+@pytest.mark.parametrize("changes", [{"intermediate_size": 99}, {"num_attention_heads": 0}, {"hidden_act": "none"}])
+def test_weights_that_are_not_those_of_the_config_are_refused_in_a_line(changes: dict[str, Any], folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(RequestError, match=r"(?s)cannot be loaded.*complete folder by --rtd.generator") as told:
+        hf.load_mlm(folder, 0, "--rtd.generator")
+    assert "\n" not in str(told.value)
+
+
 def test_a_missing_head_is_named_and_drawn_from_the_seed(folder: Path, tmp_path: Path) -> None:
     headless: Any = tiny_bert().base_model
     headless.save_pretrained(tmp_path / "headless")

@@ -52,26 +52,32 @@ def test_samples_follow_the_distribution_and_the_seed() -> None:
     probs_V = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
     log_probs_MV = probs_V.log().expand(40_000, -1)
     torch.manual_seed(0)
-    drawn_M = sample(log_probs_MV)
+    drawn_M = sample(log_probs_MV, None)
     torch.manual_seed(0)
-    assert torch.equal(drawn_M, sample(log_probs_MV))
+    assert torch.equal(drawn_M, sample(log_probs_MV, None))
     shares_V = drawn_M.bincount(minlength=6) / len(drawn_M)
     assert (shares_V - probs_V).abs().max() < 0.01
     assert (shares_V[probs_V == 0] == 0).all()
 
 
+def test_padding_is_never_drawn() -> None:
+    """RoBERTa's kind counts positions by it."""
+    drawn_M = sample(torch.full((20_000, VOCAB), 1 / VOCAB).log(), pad=1)
+    assert set(drawn_M.tolist()) == set(range(VOCAB)) - {1}
+
+
 def test_rows_are_drawn_from_their_own_distributions() -> None:
     wanted_M = torch.randint(0, VOCAB, (50,))
     log_probs_MV = torch.full((50, VOCAB), -torch.inf).scatter(1, wanted_M[:, None], 0.0)
-    assert torch.equal(sample(log_probs_MV), wanted_M)
-    assert sample(log_probs_MV[:0]).shape == (0,)
+    assert torch.equal(sample(log_probs_MV, None), wanted_M)
+    assert sample(log_probs_MV[:0], None).shape == (0,)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_row_that_is_not_finite_is_drawn_an_id_too(value: float) -> None:
     log_probs_MV = torch.full((3, VOCAB), 1 / VOCAB).log()
     log_probs_MV[1, 2:] = value
-    drawn_M = sample(log_probs_MV)
+    drawn_M = sample(log_probs_MV, None)
     assert ((drawn_M >= 0) & (drawn_M < VOCAB)).all()
 
 
@@ -149,6 +155,13 @@ def test_a_twin_is_the_discriminator_alone() -> None:
     twin.load_state_dict({name: net.state_dict()[name] for name in twin.state_dict()})
     assert torch.equal(twin(tokens).logits, net(tokens).logits)
     assert not hasattr(twin, "generator")
+
+
+def test_a_twin_draws_no_random_number() -> None:
+    """SMART makes its teacher when a run is resumed, where the run without a stop has made it before."""
+    net, before = module("electra"), torch.get_rng_state()
+    net.twin()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def touched(net: ReplacedTokenModel) -> dict[str, bool]:

@@ -16,12 +16,13 @@ from transformers import AutoModelForSequenceClassification
 from asa import manifest, methods, record
 from asa.config import from_dict
 from asa.errors import RequestError, WorkError
+from asa.hf import weights_sha256
 from asa.methods import METHODS, MethodsConfig
 from cli import given as read_flags
 from finetune.__main__ import main
 from finetune.claims import FOLDER, claimed
 from finetune.config import FinetuneConfig, check
-from finetune.facts import settings, weights_sha256
+from finetune.facts import settings
 from finetune.run import Cell, Run
 from finetune.sweep import Sweep, _line, plan, sweep
 from tests.finetune.conftest import CLASSES, Given, Make, events, small_task, write_task

@@ -152,3 +152,15 @@ def test_gradients_of_a_window_that_was_cut_short_do_not_reach_the_next(tmp_path
     assert trainer.adversary is not None
     for module in (trainer.model, trainer.adversary):
         assert all(p.grad is None or not p.grad.any() for p in module.parameters())  # type: ignore[union-attr]
+
+
+def test_answers_that_a_question_does_not_have_are_no_rows() -> None:
+    """Else the price of attention would depend on how the collator pads."""
+    inputs = {**tiny_batch("choice").inputs, "labels": tiny_batch("choice").labels}
+    filled = {
+        name: torch.cat([value, torch.zeros_like(value[:, :1])], 1) if value.dim() == 3 else value
+        for name, value in inputs.items()
+    }
+    assert totals("choice", [inputs]) == totals("choice", [filled]) == Totals(6, 3)
+    del filled["attention_mask"]
+    assert totals("choice", [filled]) == Totals(9, 3)

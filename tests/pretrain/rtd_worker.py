@@ -70,7 +70,7 @@ def main(out: Path, every: bool) -> None:
     torch.set_num_threads(1)
     torch_dist.init_process_group("gloo")
     # Draws follow the shape of the micro-batch; the likeliest id is the same however the rows are cut.
-    rtd.sample = lambda log_probs_MV: log_probs_MV.argmax(-1)
+    rtd.sample = lambda log_probs_MV, pad: log_probs_MV.argmax(-1)
     for family, method, name, slots in EVERY if every else QUICK[dist.world()]:
         result = run(family, method, name, slots)
         if dist.is_main():

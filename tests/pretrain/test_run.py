@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
 from asa import checkpoint, dist, manifest, methods, record
 from asa.config import to_dict
 from asa.errors import RequestError, WorkError
+from asa.hf import weights_sha256
 from asa.methods import METHODS, MethodsConfig
+from asa.methods.random_mask import RandomMaskConfig
 from pretrain import export as export_module
 from pretrain import figures, loop
 from pretrain.config import PretrainConfig, check
@@ -142,10 +144,39 @@ def test_another_model_is_named_and_a_copy_of_the_same_is_not(
 ) -> None:
     shutil.copytree(model, tmp_path / "copy")
     assert newest(replace(finished, model=tmp_path / "copy"), 1) is not None
-    settings = json.loads((model / "config.json").read_text())
-    (tmp_path / "copy" / "config.json").write_text(json.dumps(settings | {"num_hidden_layers": 4}))
+    weights = tmp_path / "copy" / "model.safetensors"
+    save_file({name: value + 1 for name, value in load_file(weights).items()}, weights)
+    weights_sha256.cache_clear()
     with pytest.raises(RequestError, match="holds a run with another model;"):
         newest(replace(finished, model=tmp_path / "copy"), 1)
+    weights_sha256.cache_clear()
+
+
+def test_a_schedule_of_masks_counts_by_its_content(shards: Path, model: Path, tmp_path: Path) -> None:
+    schedule, moved = tmp_path / "schedule.jsonl", tmp_path / "moved.jsonl"
+    lines = [{"event": "train", "step": step, "masked_share": [0.5, 0.4]} for step in (1, 2)]
+    schedule.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    moved.write_text(schedule.read_text())
+    masks = RandomMaskConfig(strategy="scheduled", schedule=schedule)
+    config = PretrainConfig(
+        data=shards, model=model, out=tmp_path / "run", steps=1, global_batch=8, method="random_mask", random_mask=masks
+    )
+    train(config, CPU)
+    assert newest(replace(config, random_mask=replace(masks, schedule=moved)), 1) is not None
+    moved.write_text(moved.read_text().replace("0.5", "0.1"))
+    with pytest.raises(RequestError, match="holds a run with another schedule;"):
+        newest(replace(config, random_mask=replace(masks, schedule=moved)), 1)
+
+
+def test_a_tokenizer_that_reads_texts_otherwise_is_refused(shards: Path, model: Path, tmp_path: Path) -> None:
+    """It would be exported with a model that was trained on other ids."""
+    shutil.copytree(model, tmp_path / "copy")
+    file = tmp_path / "copy" / "tokenizer.json"
+    found = json.loads(file.read_text())
+    found["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+    file.write_text(json.dumps(found))
+    with pytest.raises(RequestError, match="same vocabulary that reads texts otherwise"):
+        check(PretrainConfig(data=shards, model=tmp_path / "copy", out=tmp_path / "run"), 1, cuda=False)
 
 
 def test_a_changed_file_of_a_method_from_outside_is_another_method(
@@ -390,3 +421,17 @@ def test_what_attention_computes_anew_is_not_counted() -> None:
     aten = torch.ops.aten
     counts = {aten.mm: 10, aten._scaled_dot_product_flash_attention_backward: 50, aten.bmm: 1}
     assert figures.once(counts) == 51
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", False),
+        ("NVIDIA GeForce RTX 4090", True),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", False),
+    ],
+)
+def test_a_part_of_a_chip_has_no_known_peak(name: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert (figures.peak(torch.device("cuda"), "bf16") is not None) == known
