@@ -24,7 +24,7 @@ from pretrain.faults import Fault
 from pretrain.figures import Meter, figures
 from pretrain.objective import Terms, evaluate
 from pretrain.progress import postfix, progress_bar
-from pretrain.resume import inputs, newest, only_run
+from pretrain.resume import flag_of, inputs, newest, only_run
 from pretrain.run import Run, build, facts_of, save, say
 from pretrain.stop import Stop
 from pretrain.watchdog import Watchdog, shared_store
@@ -79,7 +79,8 @@ def _check_inputs(config: PretrainConfig) -> None:
     found = dist.gather(inputs(config))
     for rank, theirs in enumerate(found):
         if wrong := [name for name in theirs if theirs[name] != found[0][name]]:
-            raise RequestError(f"rank {rank} finds another {wrong[0]} than rank 0 there; copy it, or set --{wrong[0]}")
+            flag = flag_of(wrong[0])
+            raise RequestError(f"rank {rank} finds another {flag} than rank 0 there; copy it, or set --{flag}")
 
 
 def _verify(config: PretrainConfig) -> None:

@@ -39,7 +39,7 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     own, known = inputs(config), facts["inputs"]
     different += [name for name in own | known if own.get(name) != known.get(name) and name not in different]
     if different:
-        had = ", ".join(f"{key} {_shown(facts, key)}".strip() for key in different)
+        had = ", ".join(f"{flag_of(key)} {_shown(facts, key)}".strip() for key in different)
         raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out")
     for line in wrong:
         tell(f"warning: {line}; continuing from {found.name} instead")
@@ -59,6 +59,12 @@ def _different(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
             yield from (name for name in known if name not in FREE and ours.get(name) != their_own.get(name))
 
 
+def flag_of(name: str) -> str:
+    """The setting that names an input."""
+    others = {"generator": "rtd.generator", "method_sha256": "method", "schedule_sha256": "random_mask.schedule"}
+    return others.get(name, name)
+
+
 def inputs(config: PretrainConfig) -> dict[str, str]:
     """What the run reads, by contents: the shard manifest, which has the hash of every file, the model and a generator
     of its own, a schedule of masks, and the file of a method from outside."""
@@ -66,7 +72,7 @@ def inputs(config: PretrainConfig) -> dict[str, str]:
     if config.objective == "rtd" and config.rtd.generator is not None:
         found["generator"] = hf.weights_sha256(config.rtd.generator)
     if config.random_mask.schedule is not None and "random_mask" in groups_read(config.method):
-        found["schedule"] = manifest.file_sha256(config.random_mask.schedule)
+        found["schedule_sha256"] = manifest.file_sha256(config.random_mask.schedule)
     method = source_sha256(config.method)
     return found if method is None else found | {"method_sha256": method}
 

@@ -196,7 +196,7 @@ def test_runs_with_other_settings_are_never_averaged_together(runs: Path, tmp_pa
 def test_pretraining_runs_that_differ_in_nothing_their_method_reads_are_one_group(tmp_path: Path) -> None:
     # What a run costs is among its figures; shards are told apart by their hash (below); the model is a column.
     apart = {"eval_every", "zero", "offload", "micro_batch", "activation_checkpointing", "data", "model"}
-    apart |= {"rtd.generator"}  # counted as settings are, by its path
+    apart |= {"rtd.generator", "random_mask.schedule"}  # counted as settings are, by path and by content
     assert set(FREE) - set(NEUTRAL) == apart
     changed: list[dict[str, Any]] = [{}, {"hang_timeout": 900.0}, {"wandb": "project"}, {"pgd": {"radius": 0.3}}]
     for seed, changes in enumerate(changed):

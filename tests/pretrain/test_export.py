@@ -45,7 +45,7 @@ def test_the_card_has_the_runs_facts_and_scores(request_: PretrainConfig, tmp_pa
         assert "| method | asa |" in card
         assert "| asa.tau | 0.1 |" in card
         assert "| optimizer steps | 2 of 2 |" in card
-        assert f"| tokens | {2 * 8 * 24} |" in card
+        assert f"| tokens, padding of short rows among them | {2 * 8 * 24} |" in card
         assert f"| continued from | {request_.model.name} |" in card
         assert f"| heldout loss | {last['heldout_loss']:.4g} |" in card
         assert f"| torch | {torch.__version__} |" in card
