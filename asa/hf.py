@@ -133,7 +133,7 @@ def loading(folder: Path, flag: str) -> Generator[None]:
     try:
         with quiet():
             yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # of many classes
         why = " ".join(str(error).split())[:300] or type(error).__name__
