@@ -183,6 +183,7 @@ def staging(folder: Path) -> Generator[Path]:
             folder.rename(old)
         fresh.rename(folder)
         fsync(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)  # first: while it lasts, the mark says whose it is
         shutil.rmtree(root)
 
 

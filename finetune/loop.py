@@ -281,5 +281,5 @@ def _forget_peak(device: torch.device) -> None:
 
 def steps_of(config: FinetuneConfig, rows: int) -> int:
     """Batches of a run, each of them an optimizer step or, where the method replays it, several."""
-    wanted = math.ceil(round(config.epochs * steps_per_epoch(rows, config.batch), 6))  # 1.1 * 50 is more than 55
+    wanted = max(1, math.ceil(round(config.epochs * steps_per_epoch(rows, config.batch), 6)))  # 1.1 * 50 > 55
     return min(wanted, config.max_steps or wanted)

@@ -76,7 +76,7 @@ def totals(kind: Kind, batches: Sequence[Mapping[str, Any]]) -> Totals:
 def _sequences(inputs: Mapping[str, Any]) -> int:
     """Those that pass the encoder, without the fillers of a multiple choice: sequences of padding alone."""
     mask = inputs.get("attention_mask")
-    if mask is None or mask.dim() != 3:
+    if mask is None or inputs["input_ids"].dim() != 3:
         return inputs["input_ids"].flatten(0, -2).shape[0]
     return int(mask.any(-1).sum())
 

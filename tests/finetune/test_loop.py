@@ -307,6 +307,7 @@ def test_steps(make: Make, epochs: float, limit: int | None, steps: int) -> None
 def test_a_part_of_an_epoch_is_no_step_more_by_rounding(make: Make) -> None:
     assert steps_of(make(epochs=1.1, batch=10), 500) == 55  # 1.1 * 50 is 55.00000000000001
     assert steps_of(make(epochs=0.07, batch=10), 1000) == 7
+    assert steps_of(make(epochs=1e-9, batch=10), 1000) == 1
 
 
 def test_replays_pass_over_the_same_batch(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
