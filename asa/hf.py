@@ -136,6 +136,9 @@ def loading(folder: Path, flag: str) -> Generator[None]:
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # of many classes
+        # The machine's faults; an OSError without a number is transformers' own, of a file that is not there.
+        if getattr(error, "errno", None) is not None or "can't allocate memory" in str(error):
+            raise
         why = " ".join(str(error).split())[:300] or type(error).__name__
         raise RequestError(f"{folder} cannot be loaded ({why}); give a complete folder by {flag}") from None
 

@@ -1,5 +1,9 @@
 """A model's outputs on a split, and the file that keeps them with all that is needed to score them again."""
 
+import lzma
+import struct
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +46,12 @@ class Predictions(NamedTuple):
         absent = (-np.inf,) if self.kind == "choice" else ()
         if not all((np.isfinite(row) | np.isin(row, absent)).all() for row in self.logits):
             raise WorkError("a prediction is not finite; lower --optim.lr")
+
+
+# What zipfile, its decompressors and numpy raise of a damaged file: NotImplementedError of an unknown version,
+# RuntimeError of a bit that says encrypted, TypeError of an array alone; and what is made of parts that do not fit.
+DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, AttributeError, RuntimeError, OverflowError)
+DAMAGED += (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, SyntaxError, MemoryError, WorkError)
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ def load_predictions(path: Path) -> Stored:
         raise RequestError(f"no file {path}; it is written at the end of a run: give the folder of a finished one")
     try:
         return _read(path)
-    except Exception:  # of zipfile, its decompressors and numpy: a dozen classes, NotImplementedError among them
+    except DAMAGED:
         raise WorkError(f"{path} is damaged; restore it, or remove the run's folder and make the run again") from None
 
 

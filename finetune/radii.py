@@ -8,6 +8,7 @@ import numpy as np
 
 from asa.places import whole
 from finetune.evaluation_config import RobustnessConfig
+from finetune.predictions import DAMAGED
 from finetune.subject import Subject, attacked
 
 # E examples
@@ -44,5 +45,5 @@ def _kept(path: Path, facts: str) -> np.ndarray | None:
     try:
         with np.load(path) as file:
             return file["radius"] if file["facts"].item() == facts else None
-    except Exception:  # of zipfile, its decompressors and numpy: a dozen classes
+    except DAMAGED:
         return None

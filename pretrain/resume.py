@@ -39,7 +39,7 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     own, known = inputs(config), facts["inputs"]
     different += [name for name in own | known if own.get(name) != known.get(name) and name not in different]
     if different:
-        had = ", ".join(f"{flag_of(key)} {_shown(facts, key)}".strip() for key in different)
+        had = ", ".join(dict.fromkeys(f"{flag_of(key)} {_shown(facts, key)}".strip() for key in different))
         raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out")
     for line in wrong:
         tell(f"warning: {line}; continuing from {found.name} instead")
@@ -62,13 +62,15 @@ def _different(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
 def flag_of(name: str) -> str:
     """The setting that names an input."""
     others = {"generator": "rtd.generator", "method_sha256": "method", "schedule_sha256": "random_mask.schedule"}
+    others["shape"] = "model"
     return others.get(name, name)
 
 
 def inputs(config: PretrainConfig) -> dict[str, str]:
-    """What the run reads, by contents: the shard manifest, which has the hash of every file, the model and a generator
-    of its own, a schedule of masks, and the file of a method from outside."""
+    """What the run reads, by contents: the shard manifest, which has the hash of every file, the model, its shape
+    alone, by which runs compare, a generator of its own, a schedule of masks, and the file of a method from outside."""
     found = {"data": manifest.file_sha256(config.data / manifest.NAME), "model": hf.weights_sha256(config.model)}
+    found["shape"] = manifest.file_sha256(config.model / "config.json")
     if config.objective == "rtd" and config.rtd.generator is not None:
         found["generator"] = hf.weights_sha256(config.rtd.generator)
     if config.random_mask.schedule is not None and "random_mask" in groups_read(config.method):

@@ -30,6 +30,8 @@ from asa.signal import Perturb, Tap
 class CreATConfig(BallConfig):
     """CreAT; `start` is the standard deviation of Gaussian noise, which is brought into the ball."""
 
+    radius: Size | None = 0.1
+    """Largest norm, of the start as well, in units of the embeddings; null: no bound."""
     start: Size = 1e-5
     """Standard deviation of each entry of the Gaussian start, `radius` at most; what lies outside the ball is brought
     back. With dropout shared the cosine has no gradient without noise."""

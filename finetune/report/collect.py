@@ -75,7 +75,7 @@ class Run:
         own = ("method", "seed", "model") if self.stage == "pretrain" else ()
         config, inputs = self.facts.get("config", {}), self.facts.get("inputs", {})
         if self.stage == "pretrain" and inputs:  # told apart by contents, wherever they lie
-            config = config | {"data": inputs["data"][:8], "shape": inputs["model"][:8]}
+            config = config | {"data": inputs["data"][:8], "shape": inputs.get("shape", inputs["model"])[:8]}
         settings = {key: value for key, value in config.items() if key not in (*NEUTRAL, *_METHODS, *own)}
         found = {**flat(settings), "task_sha256": str(inputs.get("task_sha256"))[:8]}
         if self.stage == "score" and "trained_sha256" in inputs:
@@ -204,7 +204,9 @@ def _cell(run: Run) -> tuple:
     """What no two runs have in common: nothing of when, where and on what machine they were made. Ensembles have no
     settings: their members tell them apart."""
     cell = tuple(str(run.facts.get(key)) for key in ("stage", "model", "method", "seed", "reference"))
-    own = [run.own, run.facts.get("config", {}).get("model")]  # of pre-training: its weights have no hash
+    inputs = run.facts.get("inputs", {})
+    # Of pre-training: older records have the hash of the model's shape alone.
+    own = [run.own, inputs["model"] if "shape" in inputs else run.facts.get("config", {}).get("model")]
     if run.stage == "ensemble":
-        own += [run.facts.get("members"), run.facts.get("inputs", {}).get("sha256"), run.scores]
+        own += [run.facts.get("members"), inputs.get("sha256"), run.scores]
     return (*cell, run.task, weights(run), run.settings, json.dumps(own, sort_keys=True))

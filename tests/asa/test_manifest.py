@@ -187,6 +187,26 @@ with manifest.staging(pathlib.Path(sys.argv[1])) as fresh:
     assert list(tmp_path.rglob("*")) == [final]
 
 
+def test_a_kill_while_what_was_replaced_is_removed_blocks_no_later_attempt(tmp_path: Path) -> None:
+    final = tmp_path / "out"
+    enter(final)
+    (final / "first").touch()
+    killed = """
+import os, pathlib, shutil, sys
+from asa import manifest
+
+def remove_a_part(path, **rest):
+    if path.name == "old":
+        os._exit(9)
+manifest.shutil.rmtree = remove_a_part
+with manifest.staging(pathlib.Path(sys.argv[1])):
+    pass
+"""
+    assert subprocess.run([sys.executable, "-c", killed, str(final)]).returncode == 9
+    enter(final)
+    assert list(tmp_path.rglob("*")) == [final]
+
+
 def test_staging_replaces_what_a_link_leads_to(tmp_path: Path) -> None:
     large = tmp_path / "large_disk"
     large.mkdir()

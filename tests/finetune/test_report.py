@@ -286,15 +286,28 @@ def test_attacks_made_twice_count_once_unless_of_other_rows(tmp_path: Path, rows
         assert {row["n"] for row in csv.DictReader(file)} == {"1"}
 
 
-@pytest.mark.parametrize("model", ["a/tiny", "b/tiny"])
-def test_pretraining_made_twice_counts_once_unless_from_other_weights(tmp_path: Path, model: str) -> None:
-    """Of those the record has the path alone."""
-    for place, start in (("a", "a/tiny"), ("b", model)):
+@pytest.mark.parametrize(
+    ("path", "weights", "twin"),
+    [
+        ("a/tiny", "", "a/pretrain/asa"),  # older records have the path alone
+        ("b/tiny", "", ""),
+        ("b/tiny", "w", "a/pretrain/asa"),  # a copy
+        ("a/tiny", "x", ""),
+    ],
+)
+def test_pretraining_made_twice_counts_once_unless_from_other_weights(
+    tmp_path: Path, path: str, weights: str, twin: str
+) -> None:
+    for place, start, hashed in (("a", "a/tiny", "w"), ("b", path, weights)):
+        inputs = {"inputs": {"data": "d", "model": hashed, "shape": "s"}} if weights else {}
         pretrained(tmp_path / "runs" / place, "asa", model=start, out=place)
-        path = tmp_path / "runs" / place / "pretrain" / "asa" / "metrics.jsonl"
-        path.write_text(path.read_text().replace("61.5", {"a": "60", "b": "62"}[place]))
+        record = tmp_path / "runs" / place / "pretrain" / "asa" / "metrics.jsonl"
+        first, *rest = record.read_text().splitlines()
+        record.write_text("\n".join([json.dumps(json.loads(first) | inputs), *rest]) + "\n")
+        record.write_text(record.read_text().replace("61.5", {"a": "60", "b": "62"}[place]))
     runs = collect(tmp_path / "runs")
-    assert [run.twin for run in runs] == ["", "a/pretrain/asa" if model == "a/tiny" else ""]
+    assert [run.twin for run in runs] == ["", twin]
+    assert len({run.settings for run in runs}) == 1  # one shape
 
 
 @pytest.mark.parametrize(
