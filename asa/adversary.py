@@ -109,6 +109,12 @@ def logistic_noise(shape: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.logit(torch.rand(shape, device=device), eps=torch.finfo(torch.float32).eps)
 
 
+def merges(shape_BLD: torch.Size) -> bool:
+    """Whether one D x D map made of two is less work: 6 D^3 for it and its gradient against 4 D^2 + 2 L D a token."""
+    rows, length, width = shape_BLD
+    return rows * length * (2 * width + length) > 3 * width**2
+
+
 class Adversary(nn.Module):
     """Mask maker of one layer: two D x D maps, whose products are the keep map's scores.
 
@@ -128,16 +134,34 @@ class Adversary(nn.Module):
     def scores(self, h_BLD: Tensor, seen_BLL: Tensor) -> Tensor:
         """Scores x_BLL, or x_BHLL with one map per head, at least in fp32: positive attends, -1e4 where not seen."""
         with torch.autocast(h_BLD.device.type, enabled=False):
-            h_BLD = _wide(h_BLD.detach())
-            q_BLD = F.linear(h_BLD, _wide(self.query.weight), _wide(self.query.bias))
-            k_BLD = F.linear(h_BLD, _wide(self.key.weight), _wide(self.key.bias))
-            if self.heads > 1:
-                split = (self.heads, -1)
-                q_BLD, k_BLD = (torch.unflatten(x_BLD, -1, split).transpose(1, 2) for x_BLD in (q_BLD, k_BLD))
-                seen_BLL = seen_BLL.unsqueeze(1)
-            x_BLL = q_BLD @ k_BLD.transpose(-1, -2) / q_BLD.shape[-1] ** 0.5
+            q_BLD, k_BLD, bias_BL = self._factors(_wide(h_BLD.detach()))
+            if bias_BL is not None:
+                scale = q_BLD.shape[-1] ** -0.5
+                x_BLL = torch.baddbmm(bias_BL.unsqueeze(-1) * scale, q_BLD, k_BLD.transpose(1, 2), alpha=scale)
+            else:
+                if self.heads > 1:
+                    split = (self.heads, -1)
+                    q_BLD, k_BLD = (torch.unflatten(x_BLD, -1, split).transpose(1, 2) for x_BLD in (q_BLD, k_BLD))
+                    seen_BLL = seen_BLL.unsqueeze(1)
+                x_BLL = q_BLD @ k_BLD.transpose(-1, -2) / q_BLD.shape[-1] ** 0.5
             seen_BLL = seen_BLL.to(x_BLL.dtype)
             return x_BLL.mul_(seen_BLL).add_((1 - seen_BLL) * MASKED)
+
+    def _factors(self, h_BLD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(q_BLD, k_BLD, bias_BL): q k^T + bias, None for 0, are the scores times sqrt(D), in the type of h.
+
+        h gets no gradient, so the scores know the maps by Wq^T Wk alone: (h Wq^T + bq) (h Wk^T + bk)^T is q h^T + bias.
+        Where tokens are enough that product saves a map of each and the keys' gradient.
+        """
+        query, key = self.query, self.key
+        if self.heads > 1 or not merges(h_BLD.shape):
+            wide = [(x.weight.to(h_BLD.dtype), x.bias.to(h_BLD.dtype)) for x in (query, key)]
+            return F.linear(h_BLD, *wide[0]), F.linear(h_BLD, *wide[1]), None
+        # Copies: the backward pass needs them, before which ZeRO 3 takes back what it had gathered.
+        parts = (x.to(h_BLD.dtype, copy=True) for x in (query.weight, query.bias, key.weight, key.bias))
+        query_DD, query_D, key_DD, key_D = parts
+        q_BLD = F.linear(h_BLD, key_DD.T @ query_DD, query_D @ key_DD)
+        return q_BLD, h_BLD, h_BLD @ (key_D @ query_DD) + query_D @ key_D
 
     def forward(self, h_BLD: Tensor, seen_BLL: Tensor, noise_BLL: Tensor | None = None) -> Tensor:
         """Keep map in {0, 1}, BLL or BHLL, at least in fp32; its gradient arrives reversed at this layer's parameters
@@ -147,11 +171,11 @@ class Adversary(nn.Module):
             x_BLL = x_BLL + noise_BLL
         return threshold(x_BLL, self.config.reversal, self.config.temperature)
 
-    def products(self, h_BLD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Both maps of h, BLD in `dtype`, whose product's signs are the map: scores' are of them, without the -1e4."""
-        # Not by its name: ZeRO 3 would gather the weight for whoever reads it so, and the linear map gathers it anew.
-        h_BLD = h_BLD.detach().to(next(self.query.parameters()).dtype)
-        return self.query(h_BLD).to(dtype), self.key(h_BLD).to(dtype)
+    def products(self, h_BLD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(q_BLD, k_BLD, bias_BL), the factors in `dtype` and the bias in fp32: the map is the signs of q k^T + bias,
+        and the scores are that over sqrt(D), without the -1e4."""
+        q_BLD, k_BLD, bias_BL = self._factors(h_BLD.detach().to(next(self.query.parameters()).dtype))
+        return q_BLD.to(dtype), k_BLD.to(dtype), None if bias_BL is None else bias_BL.float()
 
     def noise(self, ids_BL: Tensor) -> Tensor | None:
         """What forward takes as noise for rows of this shape: with mask gumbel a draw, else None."""

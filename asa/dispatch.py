@@ -49,7 +49,7 @@ def forward(
     parts = (x.split_with_sizes((free, attacked)) if free else (x, x) for x in (query, key, value))
     (free_q, q_BHLK), (free_k, k_BHLK), (free_v, v_BHLK) = parts
     context_BHLK, kept_BL = fused_attention(
-        q_BHLK, k_BHLK, v_BHLK, *found[:3], scale=scale, dropout=dropout, config=seat.config
+        q_BHLK, k_BHLK, v_BHLK, *found[:4], scale=scale, dropout=dropout, config=seat.config
     )
     found.counted(kept_BL)
     context_BLHK = context_BHLK.transpose(1, 2)

@@ -167,8 +167,7 @@ def utilisation(
         most = peak(device, case.precision)
         if most is not None:
             if case.name not in counted:
-                one, two = (flops(request, case, few, length) for few in (1, 2))
-                counted[case.name] = one + (rows - 1) * (two - one)  # counting them all takes minutes
+                counted[case.name] = flops(request, case, rows, length)
             found[label] = counted[case.name] / middle[label] / most
     return found
 
@@ -179,7 +178,8 @@ def flops(request: StepTimeConfig, case: Case, rows: int, length: int) -> float:
         with FakeTensorMode():
             return _counted(request, case, rows, length)
     except DataDependentOutputException:  # ModernBERT reads what is in its mask, which a fake tensor lacks
-        return _counted(request, case, rows, length)
+        one, two = (_counted(request, case, few, length) for few in (1, 2))
+        return one + (rows - 1) * (two - one)  # all of them would take minutes
 
 
 def _counted(request: StepTimeConfig, case: Case, rows: int, length: int) -> float:

@@ -77,15 +77,17 @@ def fused_attention(
     v_BHLK: Tensor,
     mask_q_BLD: Tensor,
     mask_k_BLD: Tensor,
+    mask_bias_BL: Tensor | None,
     seen_BL: Tensor,
     *,
     scale: float,
     dropout: float,
     config: ASAConfig,
 ) -> tuple[Tensor, Tensor]:
-    """Attention under the keep map 1[mask_q mask_k^T > 0], shared by heads (Wu et al. 2023, Eq. 4 to 8).
+    """Attention under the keep map 1[mask_q mask_k^T + mask_bias > 0], shared by heads (Wu et al. 2023, Eq. 4 to 8).
 
-    Args: all of one of DTYPES but seen, which is bool and False at padding keys. scale: of the scores, 1 / sqrt(K).
+    Args: all of one of DTYPES but mask_bias, of a query, which is fp32 (None: 0), and seen, which is bool and False at
+        padding keys. scale: of the scores, 1 / sqrt(K).
         dropout: probability, of the weights; it is rounded to 1 / 65536. config: its reversal and temperature.
     Returns: context_BHLK; kept_BL, fp32, the keys seen and kept by each query, of padding queries too. Both pass
         gradients, the products' reversed as asa.adversary.threshold does.
@@ -94,4 +96,4 @@ def fused_attention(
     from asa.fused.launch import Options
 
     options = Options(scale, dropout, config.reversal, config.temperature)
-    return FusedAttention.apply(q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD, seen_BL, options)
+    return FusedAttention.apply(q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD, mask_bias_BL, seen_BL, options)

@@ -14,7 +14,7 @@ from asa.typed import Function
 
 
 class FusedAttention(Function):
-    """(context_BHLK, kept_BL) of queries, keys, values and the adversary's two products; asa.fused explains them."""
+    """(context_BHLK, kept_BL) of queries, keys, values and the adversary's products; asa.fused explains them."""
 
     @staticmethod
     def forward(
@@ -24,18 +24,21 @@ class FusedAttention(Function):
         v_BHLK: Tensor,
         mask_q_BLD: Tensor,
         mask_k_BLD: Tensor,
+        mask_bias_BL: Tensor | None,
         seen_BL: Tensor,
         options: Options,
     ) -> tuple[Tensor, Tensor]:
         q_BHLK, k_BHLK, v_BHLK = (_rows_whole(x) for x in (q_BHLK, k_BHLK, v_BHLK))
-        mask_q_BLD, mask_k_BLD = mask_q_BLD.contiguous(), mask_k_BLD.contiguous()
+        if mask_bias_BL is None:
+            mask_bias_BL = mask_q_BLD.new_zeros(mask_q_BLD.shape[:2], dtype=torch.float32)
+        made = (mask_q_BLD.contiguous(), mask_k_BLD.contiguous(), mask_bias_BL.contiguous())
         # 2 for a row that is padding alone, which attends to all of it alike.
         state_BL = torch.where(seen_BL.any(1, keepdim=True), seen_BL.to(torch.int8), 2).to(torch.int8).contiguous()
         seed = _seed(q_BHLK.device, options.dropout)
-        bits_BLW, kept_BL = launch.pack(mask_q_BLD, mask_k_BLD, state_BL)
+        bits_BLW, kept_BL = launch.pack(*made, state_BL)
         out_BHLK, lse_BHL = launch.forward(q_BHLK, k_BHLK, v_BHLK, (state_BL, bits_BLW, kept_BL, seed), options)
-        maps = (mask_q_BLD, mask_k_BLD, state_BL, seed, bits_BLW, kept_BL)
-        ctx.save_for_backward(*Saved(q_BHLK, k_BHLK, v_BHLK, *maps, out_BHLK, lse_BHL))
+        maps = (state_BL, seed, bits_BLW, kept_BL)
+        ctx.save_for_backward(*Saved(q_BHLK, k_BHLK, v_BHLK, *made, *maps, out_BHLK, lse_BHL))
         ctx.options = options
         return out_BHLK, kept_BL.float()
 
@@ -45,7 +48,7 @@ class FusedAttention(Function):
         saved, options = Saved(*ctx.saved_tensors), ctx.options
         do_BHLK, d_kept_BL = _rows_whole(grads[0]), grads[1].contiguous()
         dq_BHLK, dk_BHLK, dv_BHLK, delta_BHL = launch.backward(saved, do_BHLK, options)
-        d_maps = launch.map_backward(saved, do_BHLK, delta_BHL, d_kept_BL, options)
+        d_maps = launch.map_backward(saved, do_BHLK, delta_BHL, d_kept_BL, ctx.needs_input_grad[3:6], options)
         return dq_BHLK, dk_BHLK, dv_BHLK, *d_maps, None, None
 
 

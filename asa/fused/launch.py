@@ -38,6 +38,7 @@ class Saved(NamedTuple):
     v_BHLK: Tensor
     mask_q_BLD: Tensor
     mask_k_BLD: Tensor
+    mask_bias_BL: Tensor
     state_BL: Tensor
     seed: Tensor
     bits_BLW: Tensor
@@ -65,15 +66,16 @@ def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
     return shape | precision | {"num_warps": 4 if few_warps else 8, "num_stages": 2}
 
 
-def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, state_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """(bits_BLW, kept_BL), both int32, of the keep map 1[q k^T > 0] where state is 1."""
+def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, mask_bias_BL: Tensor, state_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """(bits_BLW, kept_BL), both int32, of the keep map 1[q k^T + bias > 0] where state is 1."""
     rows, length, width = mask_q_BLD.shape
     words = _parts(length, 32)
     bits_BLW = torch.empty(rows, length, words, dtype=torch.int32, device=mask_q_BLD.device)
     kept_BL = torch.zeros(rows, length, dtype=torch.int32, device=mask_q_BLD.device)
     options = tiles("pack", mask_q_BLD.dtype, 0)
     grid = (_parts(length, options["M"]), _parts(length, options["N"]), rows)
-    _run(pack_kernel, grid, mask_q_BLD, mask_k_BLD, state_BL, bits_BLW, kept_BL, length, width, words, **options)
+    made = (mask_q_BLD, mask_k_BLD, mask_bias_BL)
+    _run(pack_kernel, grid, *made, state_BL, bits_BLW, kept_BL, length, width, words, **options)
     return bits_BLW, kept_BL
 
 
@@ -119,9 +121,15 @@ def backward(saved: Saved, do_BHLK: Tensor, options: Options) -> tuple[Tensor, T
 
 
 def map_backward(
-    saved: Saved, do_BHLK: Tensor, delta_BHL: Tensor, d_kept_BL: Tensor, options: Options
-) -> tuple[Tensor, Tensor]:
-    """Gradients of mask_q_BLD and mask_k_BLD: reversed, of attention and of the price on kept units."""
+    saved: Saved,
+    do_BHLK: Tensor,
+    delta_BHL: Tensor,
+    d_kept_BL: Tensor,
+    needed: tuple[bool, ...],
+    options: Options,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of mask_q_BLD, mask_k_BLD and mask_bias_BL, where needed: reversed, of attention and of the price on
+    kept units."""
     q, k, v, do = saved.q_BHLK, saved.k_BHLK, saved.v_BHLK, do_BHLK
     rows, heads, length, width = q.shape
     mask_width = saved.mask_q_BLD.shape[-1]
@@ -131,13 +139,17 @@ def map_backward(
     _run(
         slope_kernel, (_parts(length, settings["M"]), _parts(length, settings["N"]), rows),
         q, k, v, do, saved.state_BL, saved.bits_BLW, saved.kept_BL, saved.lse_BHL, delta_BHL, saved.seed,
-        saved.mask_q_BLD, saved.mask_k_BLD, d_kept_BL, dx_BLL, *_strides(q, k, v, do),
+        saved.mask_q_BLD, saved.mask_k_BLD, saved.mask_bias_BL, d_kept_BL, dx_BLL, *_strides(q, k, v, do),
         heads, length, width, mask_width, saved.bits_BLW.shape[-1], options.scale, scale / options.temperature,
         *spare(options.dropout), DROPOUT=options.dropout > 0, **settings,
     )  # fmt: skip
     # Multiplied here, inside the products, whose sums are fp32.
     strength = -MASKED * options.reversal / options.temperature * scale / HEADROOM.value
-    return _times(dx_BLL, saved.mask_k_BLD, strength), _times(dx_BLL.transpose(1, 2), saved.mask_q_BLD, strength)
+    return (
+        _times(dx_BLL, saved.mask_k_BLD, strength) if needed[0] else None,
+        _times(dx_BLL.transpose(1, 2), saved.mask_q_BLD, strength) if needed[1] else None,
+        dx_BLL.sum(-1, dtype=torch.float32) * strength if needed[2] else None,
+    )
 
 
 def _run(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:

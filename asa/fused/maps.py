@@ -16,19 +16,19 @@ from asa.fused.tiles import HEADROOM, MASKED, SEEN, load_rows, tile_gradient, ti
 
 
 @triton.jit
-def product(q_BLD, k_BLD, rows_M, cols_N, length, width, D: tl.constexpr, PRECISION: tl.constexpr):
-    """One tile MN of q k^T in fp32, D columns at a time."""
+def product(q_BLD, k_BLD, bias_M, rows_M, cols_N, length, width, D: tl.constexpr, PRECISION: tl.constexpr):
+    """One tile MN of q k^T + bias in fp32, D columns at a time."""
     x_MN = tl.zeros((rows_M.shape[0], cols_N.shape[0]), tl.float32)
     for start in range(0, width, D):
         q_MD = load_rows(q_BLD + start, rows_M, length, width, width - start, D)
         k_ND = load_rows(k_BLD + start, cols_N, length, width, width - start, D)
         x_MN = tl.dot(q_MD, tl.trans(k_ND), x_MN, input_precision=PRECISION)
-    return x_MN
+    return x_MN + bias_M[:, None]
 
 
 @triton.jit(do_not_specialize=CHANGING)
 def pack_kernel(
-    q_BLD, k_BLD, state_BL, bits_BLW, kept_BL, length, width, words,
+    q_BLD, k_BLD, bias_BL, state_BL, bits_BLW, kept_BL, length, width, words,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Bit k % 32 of word k // 32 is set where a query keeps key k; kept_BL counts them.
@@ -41,7 +41,8 @@ def pack_kernel(
     cols_N = key0 + tl.arange(0, N)
     of_row = row * length * width
     # The scale of the scores is positive, so their signs do without it.
-    x_MN = product(q_BLD + of_row, k_BLD + of_row, rows_M, cols_N, length, width, D, PRECISION)
+    bias_M = tl.load(bias_BL + row * length + rows_M, mask=rows_M < length, other=0.0)
+    x_MN = product(q_BLD + of_row, k_BLD + of_row, bias_M, rows_M, cols_N, length, width, D, PRECISION)
     state_N = tl.load(state_BL + row * length + cols_N, mask=cols_N < length, other=0)
     keep_MN = ((x_MN > 0) & (state_N == SEEN)[None, :]).to(tl.int32)
     lanes = tl.reshape(keep_MN, (M, N // 32, 32)) << tl.arange(0, 32)[None, None, :]
@@ -54,7 +55,8 @@ def pack_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def slope_kernel(
-    q, k, v, do, state_BL, bits_BLW, kept_BL, lse_BHL, delta_BHL, seed_ptr, mask_q_BLD, mask_k_BLD, d_kept_BL, dx_BLL,
+    q, k, v, do, state_BL, bits_BLW, kept_BL, lse_BHL, delta_BHL, seed_ptr,
+    mask_q_BLD, mask_k_BLD, mask_bias_BL, d_kept_BL, dx_BLL,
     q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, do_b, do_h, do_l,
     heads, length, width, mask_width, words, scale, mask_scale, threshold, rescale,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
@@ -93,7 +95,8 @@ def slope_kernel(
     ds_MN = tl.where((kept_M > 0)[:, None], ds_MN, 0.0)
     price_M = tl.load(d_kept_BL + row * length + rows_M, mask=inside_M, other=0.0)
     of_row = row * length * mask_width
-    x_MN = product(mask_q_BLD + of_row, mask_k_BLD + of_row, rows_M, cols_N, length, mask_width, D, PRECISION)
+    bias_M = tl.load(mask_bias_BL + row * length + rows_M, mask=inside_M, other=0.0)
+    x_MN = product(mask_q_BLD + of_row, mask_k_BLD + of_row, bias_M, rows_M, cols_N, length, mask_width, D, PRECISION)
     soft_MN = tl.sigmoid(x_MN * mask_scale)
     dx_MN = (price_M[:, None] / MASKED - ds_MN) * soft_MN * (1 - soft_MN) * HEADROOM
     dx_MN = tl.where((state_N == SEEN)[None, :], dx_MN, 0.0).to(dx_BLL.dtype.element_ty)

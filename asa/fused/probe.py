@@ -18,7 +18,7 @@ DROPOUTS = (0.0, 0.5)  # with dropout the kernels are compiled anew
 # Largest relative error, in the Euclidean norm; some times what rounding gives (tests/fused/oracle.py).
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 LIMIT_OF_MAPS = 2e-3  # at least: their last product is torch's, in TF32 where the user allows it
-NAMES = ("context", "kept units", "gradient to q", "gradient to k", "gradient to v", "gradient to q~", "gradient to k~")
+NAMES = ("context", "kept units", *(f"gradient to {name}" for name in ("q", "k", "v", "q~", "k~", "b~")))
 
 
 def fault(device: torch.device, dtype: torch.dtype, head: int) -> str | None:
@@ -49,41 +49,44 @@ def fault(device: torch.device, dtype: torch.dtype, head: int) -> str | None:
 
 
 def _operands(device: torch.device, dtype: torch.dtype, head: int) -> tuple[list[Tensor], Tensor]:
-    """q, k, v (BHLK) and the map's two factors (BLD), multiples of 1/4 whose products are exact; seen_BL."""
+    """q, k, v (BHLK), the map's two factors (BLD) and its bias (BL), multiples of 1/4 whose products are exact;
+    seen_BL."""
     draw = torch.Generator().manual_seed(0)
     qkv = [torch.randn(ROWS, LENGTH, HEADS, head, generator=draw).transpose(1, 2) for _ in range(3)]
     maps = [torch.randint(-6, 7, (ROWS, LENGTH, WIDTH), generator=draw) / 4 for _ in range(2)]
     seen_BL = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     seen_BL[0, -UNSEEN:] = False
-    return [x.to(device, dtype).requires_grad_() for x in (*qkv, *maps)], seen_BL.to(device)
+    bias_BL = torch.randint(-6, 7, (ROWS, LENGTH), generator=draw).to(device) / 4.0
+    operands = [*(x.to(device, dtype) for x in (*qkv, *maps)), bias_BL]
+    return [x.requires_grad_() for x in operands], seen_BL.to(device)
 
 
 def _fused(operands: list[Tensor], seen_BL: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    q, k, v, mask_q, mask_k = operands
+    q, k, v, mask_q, mask_k, bias = operands
     scale = q.shape[-1] ** -0.5
-    return fused_attention(q, k, v, mask_q, mask_k, seen_BL, scale=scale, dropout=dropout, config=ASAConfig())
+    return fused_attention(q, k, v, mask_q, mask_k, bias, seen_BL, scale=scale, dropout=dropout, config=ASAConfig())
 
 
 def _spared(operands: list[Tensor], seen_BL: Tensor, dropout: float, state: Tensor) -> Tensor:
     """Dropout's factor of each weight, BHLL on the CPU, under the generator's `state`: which weights the forward kernel
     spares is read from its context of values that are 1 for one key each. Where a weight is 0, so is this."""
-    q, k, v, mask_q, mask_k = (x.detach() for x in operands)
+    q, k, v, *map_ = (x.detach() for x in operands)
     found: list[Tensor] = []
     for first in range(0, LENGTH, v.shape[-1]):
         one_BHLK = torch.zeros_like(v)
         keys = min(v.shape[-1], LENGTH - first)
         one_BHLK[:, :, range(first, first + keys), range(keys)] = 1
         _set_state(q.device, state)
-        context, _ = _fused([q, k, one_BHLK, mask_q, mask_k], seen_BL, dropout)
+        context, _ = _fused([q, k, one_BHLK, *map_], seen_BL, dropout)
         found.append((context[..., :keys] > 0).cpu().double())
     return torch.cat(found, -1) * spare(dropout)[1]
 
 
 def _laid_out(operands: list[Tensor], seen_BL: Tensor, spared_BHLL: Tensor | None) -> tuple[Tensor, Tensor]:
     """(context_BHLK, kept_BL) with every L x L array. Every query keeps some key."""
-    q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD = operands
+    q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD, mask_bias_BL = operands
     config = ASAConfig()
-    x_BLL = mask_q_BLD @ mask_k_BLD.transpose(1, 2) / WIDTH**0.5
+    x_BLL = (mask_q_BLD @ mask_k_BLD.transpose(1, 2) + mask_bias_BL.unsqueeze(-1)) / WIDTH**0.5
     keep_BLL = threshold(x_BLL, config.reversal, config.temperature) * seen_BL[:, None]
     lowered_BLL = (1 - keep_BLL) * MASKED + torch.where(seen_BL, 0.0, -1e30)[:, None]
     scores_BHLL = q_BHLK @ k_BHLK.transpose(-1, -2) / q_BHLK.shape[-1] ** 0.5 + lowered_BLL[:, None]

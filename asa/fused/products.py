@@ -15,10 +15,11 @@ NAME = "asa"  # of asa.dispatch's attention, in a module's config
 
 
 class Products(NamedTuple):
-    """A keep map that is not laid out: 1[q k^T > 0] at the keys seen. `counted` receives kept_BL, fp32."""
+    """A keep map that is not laid out: 1[q k^T + bias > 0] at the keys seen. `counted` receives kept_BL, fp32."""
 
     q_BLD: Tensor
     k_BLD: Tensor
+    bias_BL: Tensor | None
     seen_BL: Tensor
     counted: Callable[[Tensor], None]
 

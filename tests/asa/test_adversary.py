@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asa.adversary import Adversaries, Adversary, ASAConfig, logistic_noise
+from asa.adversary import Adversaries, Adversary, ASAConfig, logistic_noise, merges
 from asa.config import to_dict
 from asa.losses import kept_units, penalty
 from asa.methods import METHODS, At, MethodsConfig
@@ -80,6 +80,40 @@ def test_the_gradient_is_the_sigmoids_reversed_and_scaled(reversal: float) -> No
     assert plain[0].abs().max() > 0
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, -reversal * other, rtol=1e-4, atol=reversal * 1e-6)
+
+
+@given(st.integers(0, 2**31), st.sampled_from(["float64", "float32", "autocast"]))
+def test_one_map_made_of_two_scores_and_learns_as_the_two(seed: int, kind: str) -> None:
+    """The rule, how much work each is, is turned either way."""
+    dtype = torch.float32 if kind == "autocast" else getattr(torch, kind)
+    adversary, h_BLD = made().to(dtype), states(seed, dtype)
+    with torch.no_grad():
+        adversary.query.bias.normal_()
+        adversary.key.bias.normal_()
+    upstream_BLL = torch.randn(ROWS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    found = []
+    for merged in (True, False):
+        with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+            patch.setattr("asa.adversary.merges", lambda shape, merged=merged: merged)
+            x_BLL = adversary.scores(h_BLD, seen())
+            q_BLD, k_BLD, bias_BL = adversary.products(h_BLD, dtype)
+            assert (bias_BL is not None) == merged
+        y_BLL = q_BLD @ k_BLD.transpose(1, 2) + (0 if bias_BL is None else bias_BL.unsqueeze(-1))
+        grads = torch.autograd.grad((x_BLL * upstream_BLL).sum(), list(adversary.parameters()))
+        found.append((x_BLL.detach(), y_BLL.detach(), grads))
+    (x, y, grads), (other_x, other_y, other_grads) = found
+    near = 1e-9 if kind == "float64" else 1e-4
+    torch.testing.assert_close(x, other_x, rtol=near, atol=near)
+    torch.testing.assert_close(grads, other_grads, rtol=near, atol=near)
+    # The bias is fp32, and under autocast the factors are bfloat16's.
+    rtol, atol = (0.1, 0.5) if kind == "autocast" else (1e-4, 1e-4)
+    torch.testing.assert_close(y, other_y, rtol=rtol, atol=atol)
+
+
+def test_two_maps_are_made_one_where_that_is_less_work() -> None:
+    base, large = 768, 1024
+    for width, length, most in ((base, 128, 8), (base, 256, 3), (large, 128, 11), (large, 512, 2)):
+        assert [merges(torch.Size((rows, length, width))) for rows in (1, most, most + 1)] == [False, False, True]
 
 
 def test_hidden_states_get_no_gradient_from_the_adversary() -> None:

@@ -27,7 +27,7 @@ KERNELS: dict[str, Any] = {
 }
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TYPES = {"state_BL": "*i8", "bits_BLW": "*i32", "kept_BL": "*i32", "seed_ptr": "*i64"}
-TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL"), "*fp32")
+TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL", "bias_BL", "mask_bias_BL"), "*fp32")
 TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale"), "fp32")
 TYPES |= dict.fromkeys(("heads", "length", "width", "mask_width", "words", "threshold"), "i32")
 

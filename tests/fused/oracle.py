@@ -12,7 +12,7 @@ from asa.fused import fused_attention
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Largest relative error, in the Euclidean norm, of anything that is computed from operands of a type.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-NAMES = ("q", "k", "v", "mask_q", "mask_k")
+NAMES = ("q", "k", "v", "mask_q", "mask_k", "mask_bias")
 
 # B rows, D width, H heads, K width of one head, L length (queries, then keys)
 
@@ -58,15 +58,17 @@ def problem(
     d_context = torch.randn(rows, length, heads, head, generator=draw).to(DEVICE, dtype).transpose(1, 2)
     # Its part in the maps' gradient is about as large as attention's.
     d_kept_BL = torch.randn(rows, length, generator=draw).to(DEVICE) * 1e4
-    operands = tuple(x.requires_grad_() for x in (*qkv, *maps))
+    bias_BL = torch.randint(-6, 7, (rows, length), generator=draw).to(DEVICE) / 4.0
+    bias_BL[:, 1:2] = 0
+    operands = tuple(x.requires_grad_() for x in (*qkv, *maps, bias_BL))
     return Problem(operands, seen_BL, d_context, d_kept_BL, dropout, config or ASAConfig())
 
 
 def fused(given: Problem) -> dict[str, Tensor]:
     """context, kept and the gradients of all operands, by the kernels."""
-    q, k, v, mask_q, mask_k = given.operands
+    q, k, v, mask_q, mask_k, bias = given.operands
     context, kept = fused_attention(
-        q, k, v, mask_q, mask_k, given.seen_BL, scale=given.scale, dropout=given.dropout, config=given.config
+        q, k, v, mask_q, mask_k, bias, given.seen_BL, scale=given.scale, dropout=given.dropout, config=given.config
     )
     return _with_gradients(given, context, kept, given.operands)
 
@@ -74,9 +76,9 @@ def fused(given: Problem) -> dict[str, Tensor]:
 def plain(given: Problem, spared_BHLL: Tensor | None = None) -> dict[str, Tensor]:
     """The same in float64, from asa.biased's formulas. Args: the weights that dropout spares."""
     operands = tuple(x.detach().double().requires_grad_() for x in given.operands)
-    q, k, v, mask_q, mask_k = operands
+    q, k, v, mask_q, mask_k, mask_bias = operands
     seen_BLL = given.seen_BL[:, None].expand(-1, q.shape[2], -1)
-    x_BLL = mask_q @ mask_k.transpose(1, 2) / mask_q.shape[-1] ** 0.5
+    x_BLL = (mask_q @ mask_k.transpose(1, 2) + mask_bias.unsqueeze(-1)) / mask_q.shape[-1] ** 0.5
     soft_BLL = torch.sigmoid(x_BLL / given.config.temperature)
     keep_BLL = (x_BLL > 0).double() - given.config.reversal * (soft_BLL - soft_BLL.detach())
     keep_BLL = keep_BLL * seen_BLL
