@@ -5,14 +5,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType, TracebackType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict
 from asa.errors import RequestError, WorkError
@@ -20,6 +21,52 @@ from asa.errors import RequestError, WorkError
 T = TypeVar("T")
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without what would be read otherwise than it looks: a key given twice, 010 for 8, 1:30 for 90."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        before = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in before:
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: key {key.value!r} a second time")
+            before.add(key.value)
+        return node
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        number = super().construct_yaml_int(node)
+        if ":" in node.value or re.match(r"[-+]?0[\d_]", node.value):
+            line = node.start_mark.line + 1
+            raise yaml.YAMLError(f"line {line}: {node.value} would be {number}; write {number}, or {node.value!r}")
+        return number
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def _path(text: str) -> Path:
+    """Raises ValueError for an empty text, which would be the current folder."""
+    if text == "":
+        raise ValueError("Got value: ")  # as jsonargparse has it, see _with_flag
+    return Path(text)
+
+
+register_type(Path, str, _path, type_check=isinstance)
+
+INTERRUPTED = "error: interrupted; run the same command again to go on"
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ctrl-C while a command is imported, before its guard: a line, too. Anything else keeps its traceback."""
+    if issubclass(kind, KeyboardInterrupt):
+        print(INTERRUPTED, file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _uncaught
 
 
 def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "", show_defaults: bool = True) -> T:
@@ -30,7 +77,7 @@ def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "", sh
         show_defaults, for --print_config to print all keys. Not where something comes between defaults and what is
         given, as fine-tuning's recipes do, which a file of all keys would overrule.
     Raises: SystemExit(2) after one line on stderr for unknown keys and values out of range; RequestError for a stray
-        argument, an unknown entry or a file that holds no keys.
+        argument, a list given twice, an unknown entry or a file that holds no keys.
     """
     values = given(cls, argv, prog, positional, show_defaults)
     try:
@@ -52,6 +99,8 @@ def given(
         " configs/method/freelb.yaml:mnli. May be given again: each adds its keys.",
     )
     parser.add_class_arguments(cls)
+    for action in parser._actions:  # for paths it would offer a file that lists them, which _bracketed rules out
+        action.metavar = "[ITEM,...]" if action.dest in _sequences(cls) else action.metavar
     printing = any(part.partition("=")[0] == "--print_config" for part in arguments)  # and then the program ends
     namespace = parser.parse_args(arguments, defaults=printing and show_defaults)
     return {key: value for key, value in namespace.as_dict().items() if key != "config"}
@@ -80,6 +129,8 @@ def _with_entries(argv: list[str]) -> list[str]:
     for index in range(1, len(split)):
         if split[index - 1] != "--config":
             continue
+        if not split[index]:
+            raise RequestError("--config needs a value, FILE or FILE:ENTRY; see --help")
         file, colon, name = split[index].rpartition(":")
         if colon and file.endswith(".yaml"):
             split[index] = json.dumps(entry(Path(file), name))
@@ -94,6 +145,8 @@ def entry(file: Path, name: str) -> dict[str, Any]:
         beside = ", ".join(str(path) for path in sorted(file.parent.glob("*.yaml"))) or "none"
         raise RequestError(f"no file {file}; set --config to FILE:ENTRY; files there: {beside}")
     entries = {key: value for key, value in _keys(file).items() if isinstance(value, dict)}
+    if not entries:
+        raise RequestError(f"{file} has no entries, only keys of one request; set --config {file}")
     if name not in entries:
         hint = did_you_mean(difflib.get_close_matches(name, entries, n=1))
         raise RequestError(f"{file} has no entry {name!r}; {hint}set --config {file}: and one of {', '.join(entries)}")
@@ -103,19 +156,20 @@ def entry(file: Path, name: str) -> dict[str, Any]:
 def _keys(file: Path) -> dict[str, Any]:
     """What a YAML file holds. Raises RequestError where that is not keys with their values."""
     try:
-        read = yaml.safe_load(file.read_bytes().decode())
+        read = yaml.load(file.read_bytes().decode(), Loader=_Loader)
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
-        raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); set --config") from None
+        raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config") from None
     if not isinstance(read, dict):
         why = "it is empty" if read is None else f"it holds a {type(read).__name__}"
-        raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); set --config")
+        raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config")
     return read
 
 
 def _bracketed(cls: Any, argv: list[str]) -> list[str]:
     """Lists as YAML: `--seeds 0,1` as [0,1], and a lone path as a list, not as a file that lists paths."""
     flags = {f"--{name}": element for name, element in _sequences(cls).items()}
+    _refuse_repeated(argv, flags)
     split = [piece for part in argv for piece in (part.split("=", 1) if part.partition("=")[0] in flags else [part])]
     for index in range(1, len(split)):
         element = flags.get(split[index - 1])
@@ -124,6 +178,16 @@ def _bracketed(cls: Any, argv: list[str]) -> list[str]:
         elif element is str:
             split[index] = _quoted(split[index])
     return split
+
+
+def _refuse_repeated(argv: list[str], flags: Collection[str]) -> None:
+    """Raises RequestError for a list given twice, of which the parser would keep the last; `--dumps+` adds to it."""
+    before = set[str]()
+    for part in argv:
+        flag = part.partition("=")[0]
+        if flag in flags and flag in before:
+            raise RequestError(f"{flag} is given twice; give all at once, {flag} '[A,B]'")
+        before.add(flag.removesuffix("+"))
 
 
 def _quoted(text: str) -> str:
@@ -193,7 +257,7 @@ def guard(work: Callable[[], None], quiet: bool = False) -> int:
         return 2 if isinstance(error, RequestError) else 1
     except KeyboardInterrupt:
         if not quiet:
-            print("error: interrupted; run the same command again to go on", file=sys.stderr)
+            print(INTERRUPTED, file=sys.stderr)
         return 130
     return 0
 
@@ -219,13 +283,16 @@ class _Parser(ArgumentParser):
 
 def _with_flag(cls: Any, message: str) -> str:
     """jsonargparse's message; where it is on a value that a key does not take, in our words and with the flag."""
-    found = re.match(r'Parser key "([\w.]+)":(.*)(?:Got|Given) value: (.*)', message, re.DOTALL)
+    last = r'.*Parser key "([\w.]+)":(.*)(?:(?:Got|Given) value:|Unable to load config) ?(.*)'  # the innermost one
+    found = re.match(last, message, re.DOTALL)
     hint = _hint(cls, found[1]) if found else None
     if found is None or hint is None:
         return re.sub(r'^Parser key "([\w.]+)": (.*)', r"\1: \2; set --\1", " ".join(message.split()))
     own = re.search(r"validation errors? for [^\n]*\n(.*?) \[type=", found[2], re.DOTALL)  # a validator's of ours
     why = own[1].strip().removeprefix("Value error, ") if own else f"allowed: {_told(hint)}"
-    return f"{found[1]} = {found[3]}: {why}; set --{found[1]}"
+    flag = f"{found[1]}.KEY" if is_dataclass(hint) else found[1]
+    value = found[3].strip('"') or "''"
+    return f"{found[1]} = {value}: {why}; set --{flag}"
 
 
 def _hint(cls: Any, key: str) -> Any:

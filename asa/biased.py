@@ -91,7 +91,7 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     seen_BLL = _seen(_mask(args, kwargs), h_BLD, additive=not seat.family.score_method)
     weights = partial(_weights, module, args, kwargs, seen_BLL)
     last = now.perturb.last or len(h_BLD)
-    fused = _fused(module, h_BLD[-last:])
+    fused = partial(_fused, module, h_BLD[-last:])
     keep = now.perturb.attend(Site(seat.layer, h_BLD[-last:], seen_BLL[-last:], lambda: weights()[-last:], fused))
     if isinstance(keep, Products):
         seat.products = keep

@@ -29,6 +29,7 @@ from asa.methods import Method
 from asa.places import FULL, fsync, refusal
 
 KIND = "checkpoint"
+FORMAT = 2  # of the files and of the facts, the stages' too; raised where either change. Format 1 bore no number.
 WEIGHTS, METHOD = "model.safetensors", "method.safetensors"
 FILES: dict[State, str] = {
     "weights": WEIGHTS,
@@ -61,7 +62,7 @@ def save(
     write = partial(_on_main, aside)
     write(lambda: _begin(aside))
     _write_state(engine, aside, write)
-    everything = {"step": step, "engine": engine.counters(), **facts}
+    everything = {"format": FORMAT, "step": step, "engine": engine.counters(), **facts}
 
     def complete_it() -> None:
         save_file(_plain(method.state_dict()), aside / METHOD)
@@ -146,9 +147,10 @@ def _rotate(newest: Path, keep: int) -> None:
 def load(folder: Path | None, engine: Engine, method: Method) -> dict[str, Any]:
     """Restore engine and method bit for bit; the facts. All ranks must call it; rank 0 alone reads `folder`.
 
-    Raises: WorkError, on every rank, where anything is damaged; every byte is verified before anything is used.
+    Raises: WorkError, on every rank, where anything is damaged or of another format; every byte is verified before
+        anything is used.
     """
-    facts: dict[str, Any] = dist.on_main(lambda: _verified(folder))
+    facts: dict[str, Any] = dist.on_main(lambda: _on_rank_0(folder))
     for state, name in FILES.items():
         engine.restore(state, _handed_out(folder, name))
     engine.set_counters(facts.pop("engine"))
@@ -156,9 +158,26 @@ def load(folder: Path | None, engine: Engine, method: Method) -> dict[str, Any]:
     return facts
 
 
-def _verified(folder: Path | None) -> dict[str, Any]:
+def _on_rank_0(folder: Path | None) -> dict[str, Any]:
     assert folder is not None, "rank 0 must be given a folder"
-    return manifest.verify(folder, KIND, "--out")
+    return _verified(folder, "--out")
+
+
+def _verified(folder: Path, flag: str) -> dict[str, Any]:
+    """The facts of a checkpoint of which every byte is as it was written, in the format of this version."""
+    facts = manifest.verify(folder, KIND, flag)
+    _check_format(folder, facts, flag)
+    del facts["format"]
+    return facts
+
+
+def _check_format(folder: Path, facts: dict[str, Any], flag: str) -> None:
+    found = facts.get("format", 1)
+    if found != FORMAT:
+        raise WorkError(
+            f"{folder} was made by another version of asa-pretrain (format {found}, this one reads {FORMAT}); use that"
+            f" version, or set another {flag}"
+        )
 
 
 def _handed_out(folder: Path | None, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -172,9 +191,9 @@ def _handed_out(folder: Path | None, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def is_good(folder: Path) -> bool:
-    """Whether it is a complete checkpoint of which every byte is as it was written."""
+    """Whether it is a complete checkpoint of this format, of which every byte is as it was written."""
     try:
-        manifest.verify(folder, KIND, "--out")
+        _verified(folder, "--out")
     except (RequestError, WorkError, OSError):
         return False
     return True
@@ -183,16 +202,18 @@ def is_good(folder: Path) -> bool:
 def newest_good(root: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint below `root` that is whole, and a line on each newer one that is not.
 
-    Every byte is verified. Raises: WorkError where there are checkpoints and none is whole.
+    Every byte is verified. Raises: WorkError where there are checkpoints and none is whole, or that one is of another
+    format.
     """
     wrong = [f"{left} was not finished" for left in root.glob("step-*.partial")]
     folders = _folders(root)
     for folder in reversed(folders):
         try:
-            manifest.verify(folder, KIND, "--out")
+            facts = manifest.verify(folder, KIND, "--out")
         except (RequestError, WorkError, OSError) as error:
             wrong.append(str(error))
         else:
+            _check_format(folder, facts, "--out")  # no damage: to go on from an older one would lose steps
             return folder, wrong
     if folders:
         raise WorkError(f"no checkpoint in {root} is whole: {'; '.join(wrong)}; restore one, or set another --out")
@@ -221,7 +242,7 @@ def find(folder: Path, flag: str) -> Path:
 
 def read_model(folder: Path, flag: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Whole fp32 parameters and facts of a verified checkpoint. Raises RequestError or WorkError."""
-    facts = manifest.verify(folder, KIND, flag)
+    facts = _verified(folder, flag)
     return load_file(folder / WEIGHTS), facts
 
 

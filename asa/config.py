@@ -34,12 +34,15 @@ def to_dict(value: Any) -> dict[str, Any]:
     return pydantic.TypeAdapter(value.__class__).dump_python(value, mode="json")
 
 
-def from_dict(cls: type[T], values: dict[str, Any]) -> T:
-    """Build `cls`, raising RequestError with one line per wrong field (key, value, allowed range, flag)."""
+def from_dict(cls: type[T], values: dict[str, Any], *, prefix: str = "") -> T:
+    """Build `cls`, raising RequestError with one line per wrong field (key, value, allowed range, flag).
+
+    Args: prefix goes before the keys in messages, as "outside." where `values` are a request's key `outside`.
+    """
     try:
         return pydantic.TypeAdapter(cls).validate_python(values)
     except pydantic.ValidationError as error:
-        raise RequestError("; ".join(_explain(cls, item) for item in error.errors())) from None
+        raise RequestError("; ".join(_explain(cls, item, prefix) for item in error.errors())) from None
 
 
 def save_yaml(value: Any, path: Path) -> None:
@@ -75,14 +78,18 @@ def did_you_mean(hint: Sequence[str]) -> str:
     return f"did you mean {hint[0]!r}? " if hint else ""
 
 
-def _explain(cls: Any, item: Any) -> str:
+def _explain(cls: Any, item: Any, prefix: str) -> str:
     """One line for one wrong field: its key, its value, what is allowed, the flag."""
-    key = ".".join(str(part) for part in item["loc"]) or cls.__name__
+    # Numbers are places in a list, which has one flag.
+    name = ".".join(part for part in item["loc"] if isinstance(part, str))
+    key = f"{prefix}{name}".removesuffix(".") or cls.__name__
     if item["type"] == "unexpected_keyword_argument":
-        hint = difflib.get_close_matches(key, field_names(cls), n=1, cutoff=0.5)
-        return f"unknown key {key!r}; {did_you_mean(hint)}valid keys: {', '.join(field_names(cls))}"
+        hint = [prefix + near for near in difflib.get_close_matches(name, field_names(cls), n=1, cutoff=0.5)]
+        return f"unknown key {key!r}; {did_you_mean(hint)}valid keys: {', '.join(field_names(cls, prefix))}"
     if item["type"] == "missing":
         return f"{key} is not set; give --{key}"
+    if item["type"] == "dataclass_type":
+        return f"{key} = {_shown(item['input'])}: allowed: keys with their values; set --{key}.KEY"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "too_short":
         message = f"give at least {item['ctx']['min_length']}"

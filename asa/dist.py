@@ -1,5 +1,6 @@
 """Rank helpers that are the identity in a single process, so one code path serves both."""
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -86,16 +87,32 @@ def init(cuda: bool, launched: bool, timeout: timedelta | None = None) -> None:
     """Join the launcher's process group, or make one of a single process (DeepSpeed wants one in any case).
 
     Args: timeout of a collective; torch's own where None (NCCL 10 minutes, gloo 30).
+    Raises: RequestError where the port they are to meet at is taken, WorkError where one of them does not come.
     """
     backend = "nccl" if cuda else "gloo"
     if launched:
-        # Its own, short timeout: where one machine has failed before, the others need not wait for it long.
-        meeting, rank_, world_ = next(torch_dist.rendezvous("env://", timeout=JOIN))
+        meeting, rank_, world_ = _meet()
         torch_dist.init_process_group(backend, timeout=timeout, store=meeting, rank=rank_, world_size=world_)
     else:
         torch_dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     if cuda:
         _made.append(torch_dist.new_group(backend="gloo", timeout=timeout))
+
+
+def _meet() -> tuple[Store, int, int]:
+    """The store that all processes have come to, the rank of this one, and their number. Raises: as `init`."""
+    try:
+        # Its own, short timeout: where one machine has failed before, the others need not wait for it long.
+        return next(torch_dist.rendezvous("env://", timeout=JOIN))
+    except torch_dist.DistError as error:
+        said = str(error).splitlines()[0].rstrip(".")
+        if taken := re.search(r"port: (\d+),.*EADDRINUSE", said):
+            advice = "set another --master_port, alike on all machines, or on one machine give the same command again"
+            raise RequestError(f"port {taken[1]} of this machine, where all are to meet, is taken; {advice}") from None
+        raise WorkError(
+            f"not all processes have met ({said}); start the command on every machine within {JOIN.seconds // 60}"
+            " minutes, with the same --master_addr and --master_port, at which the first one can be reached"
+        ) from None
 
 
 def close() -> None:

@@ -25,7 +25,7 @@ from asa.adversary import FILE as ADVERSARY_FILE
 from asa.errors import RequestError
 from asa.families import family
 from asa.tokenizer import ids_of, load_tokenizer
-from asa.typed import manual_seed
+from asa.typed import fork_rng, manual_seed
 
 MASKED_LM: Any = AutoModelForMaskedLM  # whose methods have types in part
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -172,6 +172,33 @@ class quiet:
         hf_logging.set_verbosity(self.level)
         if self.bar:
             hf_logging.enable_progress_bar()
+
+
+def names_in(folder: Path) -> set[str]:
+    """The names of the tensors in a folder's safetensors, of which there may be several."""
+    found: set[str] = set()
+    for path in folder.glob("model*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found.update(file.keys())
+    return found
+
+
+def load_renamed(model: PreTrainedModel, folder: Path, flag: str) -> None:
+    """Put into `model` the weights that save_pretrained wrote to `folder`, if any has another name there: a model whose
+    weights came under old names is saved under these (LayerNorm.gamma of BERT's first releases), and load_state_dict
+    knows the new ones alone.
+
+    Raises: RequestError where a weight of the model is there under no name, or its class reads no folder.
+    """
+    if names_in(folder) <= model.state_dict().keys():
+        return
+    kind: Any = type(model)
+    # In fp32, which holds what any of the weights may be in; each goes into its own precision again below.
+    with loading(folder, flag), fork_rng(devices=[]):
+        saved, info = kind.from_pretrained(folder, config=model.config, dtype=torch.float32, output_loading_info=True)
+    if info["missing_keys"]:
+        raise RequestError(f"{folder} lacks {min(info['missing_keys'])} of {kind.__name__}; give another by {flag}")
+    model.load_state_dict(saved.state_dict())
 
 
 def checkpoint_activations(model: PreTrainedModel, settings: dict[str, Any] | None = None) -> None:

@@ -136,6 +136,8 @@ def _content(folder: Path, kind: str, flag: str) -> dict[str, Any]:
         raise WorkError(f"{path} lacks its {_SIGNATURE}: made by an older version, or damaged; make the folder anew")
     if text != _signed(content):
         raise WorkError(f"{path} is damaged: its {_SIGNATURE} is not that of its content; make the folder anew")
+    if lost := sorted({"kind", "facts", "files"} - content.keys()):
+        raise WorkError(f"{path} is damaged: it lacks {lost[0]}; make the folder anew")
     return content
 
 

@@ -37,8 +37,11 @@ def refusal_told(path: Path, advice: str = "give the same command again") -> Gen
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        number, reason = refusal(error) or (None, str(error))
+    except Exception as error:  # tokenizers raises this very class
+        found = refusal(error)
+        if found is None and not isinstance(error, SafetensorError):
+            raise
+        number, reason = found or (None, str(error))
         first = "free some space" if number in FULL else "mend that"
         raise NotWritten(f"{path} cannot be written: {reason}; {first} and {advice}") from error
 

@@ -88,13 +88,17 @@ def way_of(name: str, asked: Attention) -> Attention:
 
 
 def prepare(request: CasesConfig) -> torch.device:
-    """The device. Raises RequestError where precision or torch.compile do not work here."""
+    """The device. Raises RequestError where precision or torch.compile do not work here, or the model has no such
+    length or attention: before anything is measured."""
     if request.threads:
         torch.set_num_threads(request.threads)
     for precision in request.precision:
         check_precision(precision, torch.cuda.is_available())
     if "fused" in request.attention:
         check_kernels()
+    for way in request.attention:
+        for length in request.lengths:
+            shape_of(request, way, length)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "compiled" in request.attention:
         _check_compiler(device)

@@ -25,8 +25,7 @@ from pydantic import Field
 from asa import manifest
 from asa.config import config
 from asa.errors import RequestError, WorkError
-from benchmarks.tables import Recorded, save
-from cli import parse
+from benchmarks.tables import Recorded, asked, save
 
 _MARKUP = re.compile(r"\[\[|\]\]|\{\{|\}\}|\{\||\|\}|<ref|==|'''")
 _SAMPLE_SECONDS = 0.05
@@ -47,7 +46,7 @@ class DataPrepConfig(Recorded):
     """Processes of the runs with more than one."""
     rounds: Annotated[int, Field(ge=1)] = 3
     """Runs of each kind."""
-    wikiextractor: str = "wikiextractor"
+    wikiextractor: Annotated[str, Field(pattern=r"\S")] = "wikiextractor"
     """Command of wikiextractor; best in an environment of its own: pip install wikiextractor."""
     model: Path | None = None
     """Hugging Face folder for the stages rows and build; without it those are left out."""
@@ -71,7 +70,7 @@ class Run(NamedTuple):
 
 def data_prep(argv: list[str]) -> None:
     """INPUT: time and memory of text, dedup and build on a dump of 200 MB, beside wikiextractor."""
-    request = parse(DataPrepConfig, argv, "python -m benchmarks data-prep", positional="input")
+    request = asked(DataPrepConfig, argv, "data-prep", positional="input")
     chosen = stages(request)
     with tempfile.TemporaryDirectory() as folder:
         dump = repeat(request.input, request.megabytes * 10**6, Path(folder) / "wiki.xml")
@@ -87,15 +86,18 @@ def data_prep(argv: list[str]) -> None:
             if (name, 1) in runs:
                 lines.append(leftovers(name, Path(folder) / f"{name}-1"))
     text = "\n".join(lines)
-    save(request, "data-prep", argv, text)
     print(text)
+    save(request, "data-prep", argv, text)
 
 
 def repeat(source: Path, size: int, target: Path) -> Path:
     """A dump of at least `size` bytes from the header and the pages of `source`. Raises RequestError for no dump."""
     if not source.is_file():
         raise RequestError(f"no dump {source}; give an existing one as INPUT")
-    content = bz2.decompress(source.read_bytes()) if source.suffix == ".bz2" else source.read_bytes()
+    try:
+        content = bz2.decompress(source.read_bytes()) if source.suffix == ".bz2" else source.read_bytes()
+    except (OSError, ValueError) as error:
+        raise WorkError(f"{source} cannot be read ({error}); fetch it again, or give another as INPUT") from None
     first, last = content.find(b"<page>"), content.rfind(b"</page>") + len(b"</page>")
     if first < 0:
         raise RequestError(f"{source} holds no pages; give a pages-articles dump as INPUT")
@@ -111,18 +113,10 @@ def stages(request: DataPrepConfig) -> list[Stage]:
     """The stages to run; a line on wikiextractor where there is none."""
     ours = [sys.executable, "-m", "data_prep"]
     found = [Stage("text", [*ours, "text", "IN", "--out", "OUT", "--workers", "WORKERS"])]
-    if shutil.which(shlex.split(request.wikiextractor)[0]):
-        theirs = [
-            *shlex.split(request.wikiextractor),
-            "IN",
-            "--output",
-            "OUT",
-            "--processes",
-            "WORKERS",
-            "--json",
-            "-q",
-        ]
-        found.append(Stage("wikiextractor", theirs))
+    theirs = shlex.split(request.wikiextractor)
+    if shutil.which(theirs[0]):
+        more = ["IN", "--output", "OUT", "--processes", "WORKERS", "--json", "-q"]
+        found.append(Stage("wikiextractor", [*theirs, *more]))
     else:
         print(
             f"no command {request.wikiextractor}: pip install wikiextractor and set --wikiextractor to compare with it"

@@ -23,9 +23,8 @@ from asa.errors import RequestError
 from asa.tokenizer import load_tokenizer
 from benchmarks.fused import attention
 from benchmarks.steps import ASA, TWIN, VANILLA, bert_config
-from benchmarks.tables import Recorded, save
+from benchmarks.tables import Recorded, asked, save
 from benchmarks.updates import trainer
-from cli import parse
 from finetune.config import FinetuneConfig
 from finetune.tasks.batches import STRETCH, Encoded, encode, training_rows
 from finetune.tasks.load import load
@@ -85,13 +84,13 @@ class Total(NamedTuple):
 
 def finetune_throughput(argv: list[str]) -> None:
     """Rows a second of fine-tuning on SST-2, with length buckets and without, beside the slow twin."""
-    request = parse(ThroughputConfig, argv, "python -m benchmarks finetune-throughput")
+    request = asked(ThroughputConfig, argv, "finetune-throughput")
     if request.threads:
         torch.set_num_threads(request.threads)
     data = rows(request)
     text = report(request, data, measure(request, data))
-    save(request, "finetune-throughput", argv, text)
     print(text)
+    save(request, "finetune-throughput", argv, text)
 
 
 def rows(request: ThroughputConfig) -> Encoded:
@@ -102,7 +101,10 @@ def rows(request: ThroughputConfig) -> Encoded:
     split = task.splits["train"]
     if len(split) < wanted:
         raise RequestError(f"{TASK} has {len(split)} training rows, not {wanted}; lower --batches or --batch")
-    return encode(task.kind, split, load_tokenizer(request.tokenizer, "--tokenizer"), request.length)
+    tokenizer, most = load_tokenizer(request.tokenizer, "--tokenizer"), bert_config(1, 64, "sdpa").vocab_size
+    if len(tokenizer) > most:
+        raise RequestError(f"{request.tokenizer} has {len(tokenizer):,} words: allowed: {most:,}; set --tokenizer")
+    return encode(task.kind, split, tokenizer, request.length)
 
 
 def measure(request: ThroughputConfig, data: Encoded) -> dict[str, Total]:

@@ -30,8 +30,7 @@ from benchmarks.steps import (
     task_batch,
     task_model,
 )
-from benchmarks.tables import Recorded, save
-from cli import parse
+from benchmarks.tables import Recorded, asked, save
 
 LENGTHS = (128, 256, 512)
 ROWS = 32  # of a step: an adversary merges its two maps once for all of them
@@ -56,19 +55,19 @@ class FlopsConfig(Recorded):
 
 def flops(argv: list[str]) -> None:
     """Count the FLOPs of a BERT-base step: ours, by any method, and Hugging Face's."""
-    request = parse(FlopsConfig, argv, "python -m benchmarks flops")
+    request = asked(FlopsConfig, argv, "flops")
     shape = bert_config(LAYERS, WIDTH, request.attention)
     if request.methods:
         names = [VANILLA, *(name for name in names_of(request.methods) if name not in (VANILLA, *PEERS))]
         costs = {length: method_costs(shape, names, length, request.task) for length in LENGTHS}
         text = methods_table(costs, request.task)
-        save(request, "flops", argv, text)
         print(text)
+        save(request, "flops", argv, text)
         return
     counts = {length: step_flops(shape, length) for length in LENGTHS}
     text = "\n".join([table(counts, request.attention), last_line(counts[BOUND_LENGTH])])
-    save(request, "flops", argv, text)
     print(text)
+    save(request, "flops", argv, text)
     check(counts[BOUND_LENGTH])
 
 

@@ -12,9 +12,8 @@ from benchmarks.cases import Case, CasesConfig, build, cases, heading, prepare, 
 from benchmarks.peak import Peak, peak_bytes
 from benchmarks.plot import check_picture, draw
 from benchmarks.steps import cycle
-from benchmarks.tables import save
+from benchmarks.tables import asked, save
 from benchmarks.updates import settle
-from cli import parse
 
 MEGA = 2**20
 
@@ -29,7 +28,7 @@ class MemoryConfig(CasesConfig):
 
 def memory(argv: list[str]) -> None:
     """Peak memory of optimizer steps, each in a process of its own."""
-    request = parse(MemoryConfig, argv, "python -m benchmarks memory")
+    request = asked(MemoryConfig, argv, "memory")
     check_picture(request.plot)
     device = prepare(request)
     found: dict[str, dict[str, float]] = {}

@@ -7,15 +7,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asa.errors import RequestError
+from asa.places import check_file, refusal_told
 
 PICTURES = (".png", ".svg", ".pdf")
 COLOURS = ("#9ecae1", "#4292c6", "#08519c", "#08306b")
 
 
 def check_picture(path: Path | None) -> None:
-    """Raises RequestError for a picture of a kind that is not drawn."""
-    if path is not None and path.suffix not in PICTURES:
+    """Raises RequestError for a picture of a kind that is not drawn, and where there can be no file."""
+    if path is None:
+        return
+    if path.suffix not in PICTURES:
         raise RequestError(f"plot = {path}: allowed: a name that ends in {', '.join(PICTURES)}; set --plot")
+    check_file(path, "--plot")
 
 
 def draw(found: Mapping[str, Mapping[str, float]], what: str, path: Path) -> None:
@@ -31,8 +35,9 @@ def draw(found: Mapping[str, Mapping[str, float]], what: str, path: Path) -> Non
     axis.grid(axis="x", linewidth=0.4)
     axis.invert_yaxis()
     axis.legend(fontsize=8, loc="best")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    with refusal_told(path, "set --plot"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
 
 
 def _bars(axis: Axes, place: int, count: int, label: str, ratios: list[float]) -> None:

@@ -19,8 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asa import manifest
 from asa.config import config
-from benchmarks.tables import Recorded, save
-from cli import parse
+from benchmarks.tables import Recorded, asked, save
 from pretrain.data import TOKENIZER, Batches
 from pretrain.masking import Masking
 
@@ -49,12 +48,12 @@ class ReaderConfig(Recorded):
 
 def reader(argv: list[str]) -> None:
     """Tokens a second of the pre-training reader, one process."""
-    request = parse(ReaderConfig, argv, "python -m benchmarks reader")
+    request = asked(ReaderConfig, argv, "reader")
     with tempfile.TemporaryDirectory() as folder:
         make_shards(Path(folder), request.stored, request.length)
         text = report(request, measure(request, Path(folder)))
-    save(request, "reader", argv, text)
     print(text)
+    save(request, "reader", argv, text)
 
 
 def make_shards(folder: Path, rows: int, length: int) -> None:

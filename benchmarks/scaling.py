@@ -34,9 +34,8 @@ from asa.methods import MethodName
 from asa.methods.limits import check_precision
 from benchmarks.fused import attention
 from benchmarks.steps import bert_config
-from benchmarks.tables import Recorded, check_gpus, save
+from benchmarks.tables import Recorded, asked, check_gpus, save
 from benchmarks.updates import Zero
-from cli import parse
 from launch.command import environment
 
 PLAIN, END = "plain", "end"
@@ -76,11 +75,11 @@ class ScalingConfig(Recorded):
 
 def scaling(argv: list[str]) -> None:
     """Weak scaling over processes and ZeRO stages, with the share of communication."""
-    request = parse(ScalingConfig, argv, "python -m benchmarks scaling")
+    request = asked(ScalingConfig, argv, "scaling")
     check(request)
     text = report(request, measure(request))
-    save(request, "scaling", argv, text)
     print(text)
+    save(request, "scaling", argv, text)
 
 
 def check(request: ScalingConfig) -> None:
@@ -111,7 +110,9 @@ def measure(request: ScalingConfig) -> Found:
     found = Found({}, {})
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        groups = [stack.enter_context(_group(request, world, store, folder)) for world in request.processes]
+        groups = [
+            stack.enter_context(_group(request, world, store, folder)) for world in dict.fromkeys(request.processes)
+        ]
         for turn, kind in enumerate(tqdm(turns, "turns", leave=False, disable=None)):
             for group in groups:
                 taken = group.turn(turn, kind)
@@ -195,7 +196,7 @@ def report(request: ScalingConfig, found: Found) -> str:
     ]
     middle = {key: median(taken) for key, taken in found.steps.items()}
     for name in engines(request):
-        for world in request.processes:
+        for world in dict.fromkeys(request.processes):
             step = middle[world, name]
             plain = f"{step / middle[world, PLAIN]:9.3f}" if request.plain else f"{'':9s}"
             line = f"{name:8s}{world:10d}{1e3 * step:10.1f}{plain}{world * request.rows / step:10.1f}"

@@ -21,7 +21,7 @@ from asa.batch import Batch
 from asa.config import from_dict
 from asa.errors import WorkError
 from benchmarks.scaling import END, ScalingConfig, engines
-from benchmarks.steps import bert_config, task_batch
+from benchmarks.steps import bert_config, cycle, task_batch
 from benchmarks.updates import TRIALS, Train, settle, trainer
 
 PATIENCE = timedelta(days=1)  # the command ends its processes
@@ -37,12 +37,13 @@ def main(settings: Path, port: int) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
     trains, batch = _trains(request, device), _batch(request, device)
     for train in trains.values():
-        settle(partial(train, batch))
+        settle(partial(train, batch), cycle(request.method))
     if dist.is_main():
         store.set(f"ready/{dist.world()}", "")
     turn = 0
     while (kind := store.get(f"go/{dist.world()}/{turn}").decode()) != END:
-        taken = {name: step_seconds(train, batch, kind == "profiled") for name, train in trains.items()}
+        profiled, times = kind == "profiled", cycle(request.method)
+        taken = {name: step_seconds(train, batch, profiled, times) for name, train in trains.items()}
         if dist.is_main():
             store.set(f"done/{dist.world()}/{turn}", json.dumps(taken))
         turn += 1
@@ -66,14 +67,15 @@ def _batch(request: ScalingConfig, device: torch.device) -> Batch:
     return replace(batch, total_rows=batch.total_rows * world, total_labels=batch.total_labels * world)
 
 
-def step_seconds(train: Train, batch: Batch, profiled: bool) -> float:
-    """Seconds of a step that all begin together; if profiled, those in which a collective was under way. One whose
-    update fp16 leaves out, on all ranks alike, takes less and does not count. Raises: WorkError where all are so."""
+def step_seconds(train: Train, batch: Batch, profiled: bool, times: int = 1) -> float:
+    """Seconds of a step, the mean of `times` in a row, that all begin together; if profiled, those in which a
+    collective was under way. Those with an update that fp16 leaves out, on all ranks alike, take less and do not count.
+    Raises: WorkError where all are so."""
     for _ in range(TRIALS):
         dist.barrier()
-        applied, seconds = _step_seconds(train, batch, profiled)
-        if applied:
-            return seconds
+        taken = [_step_seconds(train, batch, profiled) for _ in range(times)]
+        if all(applied for applied, _ in taken):
+            return sum(seconds for _, seconds in taken) / times
     raise WorkError(f"{TRIALS} updates in fp16 overflowed; set --precision bf16 or fp32")
 
 

@@ -23,8 +23,7 @@ from asa import manifest
 from asa.config import config
 from asa.errors import RequestError, WorkError
 from asa.methods import MethodName
-from benchmarks.tables import Recorded, save
-from cli import parse
+from benchmarks.tables import Recorded, asked, save
 
 BARE = "import torch, transformers"
 PARTS = ("launch", "imports", "data", "model", "engine", "evaluation", "rest", "first step")
@@ -51,22 +50,23 @@ class StartupConfig(Recorded):
 
 class Started(NamedTuple):
     """A run. until: seconds of each of PARTS, one after the other. later: seconds of the steps after the first, by
-    part. evaluations: how many of them were made meanwhile."""
+    part. steps, evaluations: how many of them were made meanwhile; a small task ends before the steps asked for."""
 
     until: Part
     later: Part
+    steps: int
     evaluations: int
 
 
 def startup(argv: list[str]) -> None:
     """Time to first step of pre-training and fine-tuning by parts, and the data wait of their steps."""
-    request = parse(StartupConfig, argv, "python -m benchmarks startup")
+    request = asked(StartupConfig, argv, "startup")
     for name in ("shards", "task"):
         if not (request.data / name).is_dir():
             raise RequestError(f"no {request.data / name}; give a folder made by data_prep build, by --data")
     text = report(request, *measure(request))
-    save(request, "startup", argv, text)
     print(text)
+    save(request, "startup", argv, text)
 
 
 def measure(request: StartupConfig) -> tuple[dict[str, list[Started]], list[float]]:
@@ -108,8 +108,10 @@ def start(stage: str, flags: list[str], told: Path) -> Started:
     command[module : module + 2] = ["benchmarks.startup_run", stage, str(told)]
     _run(command, settings)
     found = json.loads(told.read_text())
-    until = dict.fromkeys(PARTS, 0.0) | found["until"]
-    return Started({**until, "launch": found["created"] - began}, found["later"], found["evaluations"])
+    if not found["steps"]:
+        raise WorkError(f"{stage} made one step alone, after which nothing is timed; lower --batch")
+    until = dict.fromkeys(PARTS, 0.0) | found["until"] | {"launch": found["created"] - began}
+    return Started(until, found["later"], found["steps"], found["evaluations"])
 
 
 def _run(command: list[str], settings: dict[str, str]) -> str:
@@ -139,16 +141,14 @@ def report(request: StartupConfig, runs: dict[str, list[Started]], bare: list[fl
     lines.append(f"{'whole':12s}" + "".join(f"{value:12.2f}{1:9.1%}" for value in whole.values()))
     lines.append(f"bare imports of torch and transformers: {floor:.2f}")
     for stage, found in runs.items():
-        lines.append(
-            f"{stage}: imports / bare imports {middle[stage]['imports'] / floor:.2f}; {_later(request, found)}"
-        )
+        lines.append(f"{stage}: imports / bare imports {middle[stage]['imports'] / floor:.2f}; {_later(found)}")
     return "\n".join(lines)
 
 
-def _later(request: StartupConfig, found: list[Started]) -> str:
+def _later(found: list[Started]) -> str:
     """What the steps after the first wait for, and what evaluations take."""
-    steps = [one.later["step"] + one.later.get("data", 0.0) for one in found]
-    wait = median(one.later.get("data", 0.0) / step for one, step in zip(found, steps, strict=True))
-    each = median(step / (request.steps - 1) for step in steps)
+    spent = [one.later["step"] + one.later.get("data", 0.0) for one in found]
+    wait = median(one.later.get("data", 0.0) / seconds for one, seconds in zip(found, spent, strict=True))
+    each = median(seconds / one.steps for one, seconds in zip(found, spent, strict=True))
     evaluations = median(one.later.get("evaluation", 0.0) / max(1, one.evaluations) for one in found)
     return f"a step {1e3 * each:.1f} ms, of it data wait {wait:.2%}; an evaluation {evaluations / each:.1f} steps"

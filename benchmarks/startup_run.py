@@ -53,7 +53,7 @@ class Clock:
         self._since, self._stack = self.created, ["imports"]
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.until: dict[str, float] = {}
-        self.evaluations = 0
+        self.steps, self.evaluations = 0, 0  # after the first step
 
     def switch(self, part: str) -> None:
         """From now on it is another part."""
@@ -72,12 +72,14 @@ class Clock:
             self.until = dict(self._seconds)
             self.until["first step"] = self.until.pop(STEP)
             self._seconds.clear()
-        elif part == "evaluation" and self.until:
-            self.evaluations += 1
+        elif self.until:
+            self.steps += part == STEP
+            self.evaluations += part == "evaluation"
 
     def told(self) -> dict[str, Any]:
         later = dict(self._seconds)
-        return {"created": self.created, "until": self.until, "later": later, "evaluations": self.evaluations}
+        counts = {"steps": self.steps, "evaluations": self.evaluations}
+        return {"created": self.created, "until": self.until, "later": later, **counts}
 
 
 def watch(clock: Clock, part: str, place: str) -> None:

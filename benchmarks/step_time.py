@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from asa import dist
+from asa.adversary import merges
 from asa.config import config
 from asa.errors import RequestError, WorkError
 from benchmarks.cases import Case, CasesConfig, Step, batch_of, build, cases, heading, prepare, shape_of, size, way_of
@@ -34,9 +35,8 @@ from benchmarks.steps import (
     task_model,
     twin_model,
 )
-from benchmarks.tables import save
+from benchmarks.tables import asked, save
 from benchmarks.updates import TRIALS, free, settle
-from cli import parse
 from pretrain.figures import peak
 
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
@@ -56,7 +56,7 @@ class StepTimeConfig(CasesConfig):
 
 def step_time(argv: list[str]) -> None:
     """Time optimizer steps of our methods and of their peers, in turns."""
-    request = parse(StepTimeConfig, argv, "python -m benchmarks step-time")
+    request = asked(StepTimeConfig, argv, "step-time")
     check_picture(request.plot)
     device = prepare(request)
     if request.clock == "processor" and device.type == "cuda":
@@ -178,8 +178,11 @@ def flops(request: StepTimeConfig, case: Case, rows: int, length: int) -> float:
         with FakeTensorMode():
             return _counted(request, case, rows, length)
     except DataDependentOutputException:  # ModernBERT reads what is in its mask, which a fake tensor lacks
-        one, two = (_counted(request, case, few, length) for few in (1, 2))
-        return one + (rows - 1) * (two - one)  # all of them would take minutes
+        # All of them would take minutes: from the number on at which an adversary makes its maps one, a row is a row.
+        width = shape_of(request, case.attention, length).hidden_size
+        few = next(n for n in range(1, rows + 1) if n == rows or merges(torch.Size((n, length, width))))
+        one, two = (_counted(request, case, some, length) for some in (few, few + 1))
+        return one + (rows - few) * (two - one)
 
 
 def _counted(request: StepTimeConfig, case: Case, rows: int, length: int) -> float:

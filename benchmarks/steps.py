@@ -41,7 +41,7 @@ Task = Literal["mlm", "classification"]
 def _known(name: str) -> str:
     allowed = [*METHODS, *PEERS, ALL]
     kind, dash, count = name.partition("-")
-    if dash and kind in COUNTS and count.isdecimal() and 1 <= int(count) <= MOST:
+    if dash and kind in COUNTS and count.isascii() and count.isdecimal() and 1 <= int(count) <= MOST:
         return name
     if name not in allowed:
         hint = did_you_mean(difflib.get_close_matches(name, allowed, n=1))

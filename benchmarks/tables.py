@@ -1,23 +1,40 @@
 """Where benchmarks leave their tables: NAME_MACHINE_DATE.md in one folder, a section per command."""
 
+import fcntl
 import hashlib
 import os
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from asa.config import config
 from asa.errors import RequestError
-from asa.places import whole
+from asa.places import check_folder, refusal_told, whole
 from asa.record import environment, processor, revision
+from cli import parse
 
 # Where an absolute path begins, and what may be in one: a blank too, unless another path or a flag begins after it.
 _ROOT = r"(?:file:/+|~[\w.-]*/|(?<!:)/+|/(?!/))"
 _FOLDERS = re.compile(rf"(?<![\w./~-]){_ROOT}(?:(?:[^\s,\[\]{{}}'\"]| (?![-/~]))*/)?(?=[^/])")
+# Of the environment: what may change how fast or in how much memory a benchmark runs.
+_SETTINGS = (
+    "MALLOC_",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "PYTORCH_",
+    "TORCH_",
+    "NVIDIA_",
+)
 
 
 @config
@@ -28,23 +45,49 @@ class Recorded:
     """Folder of NAME_MACHINE_DATE.md, which gets the table under the command; null: none is written."""
 
 
+T = TypeVar("T", bound=Recorded)
+
+
+def asked(kind: type[T], argv: list[str], name: str, positional: str = "") -> T:
+    """The request of the benchmark `name`. Raises RequestError where its results cannot be a folder."""
+    request = parse(kind, argv, f"python -m benchmarks {name}", positional)
+    if request.results is not None:
+        check_folder(request.results, "--results")
+    return request
+
+
 def save(request: Recorded, name: str, argv: Sequence[str], table: str) -> None:
     """Put a table into the day's file of this benchmark and machine, in the place of an earlier one of the same
-    command, and say where. Raises: WorkError where the folder cannot be written."""
+    command and environment, and say where. Raises: WorkError where the folder cannot be written."""
     if request.results is None:
         return
     today = date.today().isoformat()
     path = request.results / f"{name}_{machine()}_{today}.md"
-    command = shlex.join(["python", "-m", "benchmarks", name, *map(_without_folders, argv)])
+    words = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)]
+    shown = [*words, "python", "-m", "benchmarks", name, *argv]
+    command = shlex.join(map(_without_folders, shown))
     # Two models of one name in different folders make one command when these are cut.
-    key = hashlib.sha256("\0".join(argv).encode()).hexdigest()[:8]
+    key = hashlib.sha256("\0".join([*words, *argv]).encode()).hexdigest()[:8]
     title = f"`{command}` ({key})"
-    with whole(path, "set --results") as partial:
+    with _alone(path), whole(path, "set --results") as partial:
         before = path.read_text().split("\n## ")[1:] if path.is_file() else []
         kept = [section.rstrip() for section in before if section.splitlines()[0] != title]
         sections = [*kept, f"{title}\n\n{facts()}\n\n```\n{table.strip()}\n```"]
         partial.write_text("\n\n## ".join([f"# {name}, {machine()}, {today}", *sections]) + "\n")
     print(f"in {path}", flush=True)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Inside, no other benchmark puts a table into a file of this folder; the lock goes with the process."""
+    with refusal_told(path, "set --results"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def check_gpus(processes: Collection[int]) -> bool:

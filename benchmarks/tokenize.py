@@ -26,8 +26,7 @@ from transformers.utils import logging as hf_logging
 
 from asa import manifest
 from asa.config import config
-from benchmarks.tables import Recorded, save
-from cli import parse
+from benchmarks.tables import Recorded, asked, save
 from data_prep.build import build
 from data_prep.config import BuildConfig
 from data_prep.stored import files, read
@@ -58,13 +57,13 @@ class TokenizeConfig(Recorded):
 
 def tokenize(argv: list[str]) -> None:
     """Documents -> rows: tokens a second of `build` and of tokenise-and-group by datasets.map."""
-    request = parse(TokenizeConfig, argv, "python -m benchmarks tokenize", positional="documents")
+    request = asked(TokenizeConfig, argv, "tokenize", positional="documents")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process is to mean one core, on both sides
     with tempfile.TemporaryDirectory() as folder:
         documents = spread(request, Path(folder) / "documents")
         text = report(measure(request, documents, Path(folder) / "runs"), request)
-    save(request, "tokenize", argv, text)
     print(text)
+    save(request, "tokenize", argv, text)
 
 
 def spread(request: TokenizeConfig, folder: Path) -> Path:

@@ -20,9 +20,8 @@ from torch.multiprocessing.spawn import spawn
 from asa import checkpoint, dist
 from asa.config import config
 from asa.record import Record
-from benchmarks.tables import Recorded, check_gpus
+from benchmarks.tables import Recorded, asked, check_gpus
 from benchmarks.tables import save as save_table
-from cli import parse
 from launch.command import free_port
 from pretrain.config import PretrainConfig
 from pretrain.config import check as check_pretrain
@@ -58,7 +57,7 @@ class UpkeepConfig(Recorded):
 
 def upkeep(argv: list[str]) -> None:
     """Cost of the stop flag, log lines, checkpoints and deterministic kernels of a pre-training run."""
-    request = parse(UpkeepConfig, argv, "python -m benchmarks upkeep")
+    request = asked(UpkeepConfig, argv, "upkeep")
     with tempfile.TemporaryDirectory() as folder:
         training = _training(request, Path(folder))
         cuda = check_gpus((request.processes,))

@@ -82,7 +82,9 @@ def pages(span: Span) -> Iterator[Page]:
 
 
 def _damaged(path: Path, detail: object) -> WorkError:
-    return WorkError(f"{path} is truncated or damaged ({' '.join(str(detail).split())}); fetch it again")
+    # The parts that are finished are of the damaged file, so the mended one is another input.
+    advice = "fetch it again and give --overwrite true"
+    return WorkError(f"{path} is truncated or damaged ({' '.join(str(detail).split())}); {advice}")
 
 
 def _chunks(span: Span) -> Iterator[tuple[bytes, bool]]:

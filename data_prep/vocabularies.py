@@ -43,10 +43,11 @@ def _wordpiece(texts: Texts, size: int, lowercase: bool) -> Tokenizer:
     letters = _letters(texts, normalizer, min(_MOST_LETTERS, size // 10))
     tokenizer = Tokenizer(models.WordPiece({}, unk_token=special[1], continuing_subword_prefix=_CONTINUES))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    continuing = [letter for letter in letters if _continues_a_word(letter, normalizer, tokenizer.pre_tokenizer)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         show_progress=False,
-        special_tokens=[*special, *letters, *(_CONTINUES + letter for letter in letters)],
+        special_tokens=[*special, *letters, *(_CONTINUES + letter for letter in continuing)],
         initial_alphabet=letters,
         limit_alphabet=len(letters),
         continuing_subword_prefix=_CONTINUES,
@@ -57,6 +58,13 @@ def _wordpiece(texts: Texts, size: int, lowercase: bool) -> Tokenizer:
     trained.normalizer, trained.pre_tokenizer = normalizer, tokenizer.pre_tokenizer
     trained.decoder = decoders.WordPiece(_CONTINUES)
     return trained
+
+
+def _continues_a_word(
+    letter: str, normalizer: normalizers.Normalizer, pre_tokenizer: pre_tokenizers.PreTokenizer
+) -> bool:
+    """False for signs and the characters of Chinese, which are always words of their own."""
+    return len(pre_tokenizer.pre_tokenize_str(normalizer.normalize_str("a" + letter))) == 1
 
 
 def _letters(texts: Texts, normalizer: normalizers.Normalizer, most: int) -> list[str]:

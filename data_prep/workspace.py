@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from asa.errors import RequestError, WorkError
 from asa.manifest import NAME as MANIFEST
-from asa.places import fsync, locked, refusal_told
+from asa.places import fsync, locked, refusal, refusal_told
 from data_prep import parts as parts_file
 from data_prep.parts import Facts, Part, Work
 
@@ -59,19 +59,31 @@ def workspace(out: Path, made_from: dict[str, Any], overwrite: bool) -> Iterator
     except OSError as error:
         raise RequestError(f"{root} cannot be made ({error.strerror}); set another --out") from None
     _refuse_foreign(root)
-    with _locked(root, out):
+    with _locked(root, out), _refusals_told(out):
         _claim(root, _text(made_from), overwrite)
         space = Workspace(root)
-        space.out.mkdir(exist_ok=True)
         try:
+            space.out.mkdir(exist_ok=True)
             yield space
             _publish(root, out)
         except BaseException as error:
             if root.exists() and (isinstance(error, Fruitless) or not _worth_keeping(root)):
                 _remove(root)
-            if isinstance(error, OSError):
-                raise WorkError(f"{error}; mend it and run the same command again to go on") from None
             raise
+
+
+@contextmanager
+def _refusals_told(out: Path) -> Iterator[None]:
+    """Inside, what the system refuses is failed work, in whichever library's error it comes."""
+    try:
+        yield
+    except (RequestError, WorkError):
+        raise
+    except Exception as error:
+        if refusal(error) is None:
+            raise
+        detail = " ".join(str(error).split())
+        raise WorkError(f"{out} is not made: {detail}; mend it and run the same command again to go on") from None
 
 
 def _worth_keeping(root: Path) -> bool:
@@ -130,7 +142,11 @@ def _claim(root: Path, text: str, overwrite: bool) -> None:
         advice = "go on with those, or discard it with --overwrite true"
         raise RequestError(f"{root} is unfinished work from other inputs or settings; {advice}")
     _clear(root)
-    parts_file.write_whole(settings, text)
+    try:
+        parts_file.write_whole(settings, text)
+    except BaseException:
+        _remove(root)
+        raise
 
 
 def _publish(root: Path, out: Path) -> None:

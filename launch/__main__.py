@@ -1,13 +1,15 @@
 """python -m launch pretrain | finetune: check the request, print the command lines, run them."""
 
+import cli  # first: it tells Ctrl-C in a line, also during the other imports, which take seconds
+
+# isort: split
 import shlex
 import signal
 import sys
 
 import torch
 
-import cli
-from asa import manifest, record
+from asa import manifest, places, record
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from finetune.sweep import Sweep
@@ -25,11 +27,11 @@ def pretrain_(argv: list[str]) -> None:
     options, request, rest = read(ClusterOptions, PretrainConfig, argv, "python -m launch pretrain [--nproc N]")
     if options.slurm:
         # The GPUs are elsewhere.
-        check(request, (options.nodes or 1) * (options.nproc or 1), cuda=True)
+        _check_pretraining(request, (options.nodes or 1) * (options.nproc or 1), cuda=True)
         slurm.submit(options, request.out, ["pretrain", *rest])
         return
     nodes = find_nodes(options, request.global_batch)
-    _check_pretraining(request, nodes)
+    _check_pretraining(request, nodes.world, torch.cuda.is_available(), nodes.first)
     module = ["pretrain", "run", *rest]
     command, settings = deepspeed_command(options, nodes, module), environment(nodes.here)
     if nodes.remote and not options.dry_run:
@@ -44,12 +46,17 @@ def pretrain_(argv: list[str]) -> None:
     sys.exit(answer(ended, not written.exists() or record.finished(written)))
 
 
-def _check_pretraining(request: PretrainConfig, nodes: Nodes) -> None:
-    """Refuse here, in one line, what every rank would refuse among the launcher's own lines."""
-    check(request, nodes.world, torch.cuda.is_available())
+def _check_pretraining(request: PretrainConfig, world: int, cuda: bool, first: bool = True) -> None:
+    """Refuse here, in one line, what every rank would refuse among the launcher's own lines.
+
+    Args: first, whether the run folder is the one that rank 0 writes.
+    """
+    if first:
+        places.check_folder(request.out / "checkpoints", "--out")
+    check(request, world, cuda)
     manifest.verify(request.data, "shards", "--data")
-    if nodes.first:
-        newest(request, nodes.world)
+    if first:
+        newest(request, world)
 
 
 def finetune_(argv: list[str]) -> None:

@@ -23,7 +23,8 @@ def deepspeed_command(options: ClusterOptions, nodes: Nodes, module: list[str]) 
     if not launcher.exists():
         raise RequestError(f"there is no {launcher}; install deepspeed for this Python, which brings it")
     if options.hostfile is None:
-        where = [*_accelerators(nodes.here), "--master_port", str(free_port())]
+        # No file there is: DeepSpeed's own default, /job/hostfile, is some clusters' and would lead to other machines.
+        where = [*_accelerators(nodes.here), "--master_port", str(free_port()), "--hostfile", "/dev/null"]
     else:
         where = ["--hostfile", str(options.hostfile), "--master_addr", options.master_addr or next(iter(nodes.slots))]
         where += ["--master_port", str(options.master_port or PORT)]

@@ -124,5 +124,6 @@ def _check_reachable(names: list[str]) -> None:
 def _check_name(name: str) -> None:
     try:
         socket.getaddrinfo(name, None)
-    except OSError as error:
-        raise RequestError(f"no address for the first machine {name!r} ({error.strerror}); set --master_addr") from None
+    except (OSError, UnicodeError) as error:  # the latter for what no name of a machine can be
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"no address for the first machine {name!r} ({why}); set --master_addr") from None

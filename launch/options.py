@@ -1,10 +1,11 @@
 """The launcher's own flags: how many processes, on which machines. The rest of a command line is the stage's."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 import cli
 from asa.config import config, from_dict
@@ -12,6 +13,20 @@ from asa.errors import RequestError
 
 T = TypeVar("T")
 Own = TypeVar("Own", bound="Options")
+
+
+def _like(pattern: str, allowed: str) -> AfterValidator:
+    """Text that matches `pattern` as a whole; where it does not, `allowed` says what does."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"allowed: {allowed}")
+        return text
+
+    return AfterValidator(check)
+
+
+Word = Annotated[str, _like(r"\S+", "text without spaces")]
 
 
 @config
@@ -40,7 +55,7 @@ class ClusterOptions(Options):
     """Machines and their processes, a line `NAME slots=N` each; reached by pdsh over ssh, or see node_rank."""
     node_rank: Annotated[int | None, Field(ge=0)] = None
     """Start here what this line of the hostfile says, counted from 0; each machine gets its own command."""
-    master_addr: Annotated[str | None, Field(pattern=r"^\S+$")] = None
+    master_addr: Word | None = None
     """Address at which all machines reach the first one; default: its name in the hostfile."""
     master_port: Annotated[int | None, Field(ge=1024, le=65535)] = None
     """Free port of the first machine, the same in the command of every machine; default: 29500."""
@@ -48,11 +63,11 @@ class ClusterOptions(Options):
     """Write OUT/job.sbatch, which requeues itself, and submit it by sbatch."""
     nodes: Annotated[int | None, Field(ge=1)] = None
     """Machines of the SLURM job; default: 1."""
-    time: Annotated[str | None, Field(pattern=r"^[\d:-]+$")] = None
+    time: Annotated[str, _like(r"[\d:-]+", "[days-]hours:minutes:seconds")] | None = None
     """Time limit of the SLURM job, [days-]hours:minutes:seconds; default: the partition's."""
-    partition: Annotated[str | None, Field(pattern=r"^\S+$")] = None
+    partition: Word | None = None
     """Partition of the SLURM job; default: the cluster's."""
-    sbatch: tuple[Annotated[str, Field(pattern=r"^-\S.*$")], ...] = ()
+    sbatch: tuple[Annotated[str, _like(r"-\S.*", "an option with its dashes, such as --account=NAME")], ...] = ()
     """Any other option of sbatch, such as --account=NAME; may be given several times."""
 
 
@@ -92,9 +107,10 @@ def take(own: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
         if not equals:
             # A switch may stand alone; everything else is followed by its value, even one that starts with a dash.
             alone = fields[name] is bool and left[:1] not in (["true"], ["false"])
-            if not alone and not left:
-                raise RequestError(f"--{name} needs a value; see --help")
-            value = "true" if alone else left.pop(0)
+            value = "true" if alone else "".join(left[:1])
+            left = left if alone else left[1:]
+        if not value:
+            raise RequestError(f"--{name} needs a value; see --help")
         values[name] = [*values.get(name, []), value] if get_origin(fields[name]) is tuple else value
     return from_dict(own, values), rest
 

@@ -15,7 +15,12 @@ TEMPLATE = Path(__file__).with_name("job.sbatch.j2")
 
 
 def job(options: ClusterOptions, out: Path, command: list[str]) -> str:
-    """The sbatch file. Args: out, the run folder; command, `pretrain` and its flags."""
+    """The sbatch file. Args: out, the run folder; command, `pretrain` and its flags.
+
+    Raises: RequestError where no line of the file can hold the path of the run folder.
+    """
+    if not str(out.absolute()).isprintable():
+        raise RequestError(f"out = {str(out)!r}: a job's file takes no line break and no control character; set --out")
     templates = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     templates.filters["quote"] = lambda value: shlex.quote(str(value))
     return templates.from_string(TEMPLATE.read_text()).render(
@@ -27,7 +32,8 @@ def job(options: ClusterOptions, out: Path, command: list[str]) -> str:
 
 
 def submit(options: ClusterOptions, out: Path, command: list[str]) -> None:
-    """Write OUT/job.sbatch and give it to sbatch. Raises RequestError without sbatch, WorkError for what fails."""
+    """Write OUT/job.sbatch and give it to sbatch. Raises: as `job`; RequestError without sbatch, WorkError for what
+    fails."""
     text = job(options, out, command)
     if options.dry_run:
         print(text, end="")

@@ -1,12 +1,16 @@
 """python -m pretrain run | export. `run` is what `python -m launch pretrain` starts in every process."""
 
+import cli  # first: it tells Ctrl-C in a line, also during the other imports, which take seconds
+
+# isort: split
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 
-import cli
 from asa import dist
 from asa.errors import RequestError, WorkError
 from pretrain.config import PretrainConfig, check
@@ -20,12 +24,8 @@ def run(argv: list[str]) -> None:
     """Pre-train in this process, one of those the launcher started (or the only one)."""
     request = cli.parse(PretrainConfig, argv, "python -m pretrain run")
     cuda = torch.cuda.is_available()
-    try:
+    with told_on_each_machine():
         check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
-    except (RequestError, WorkError) as error:
-        if rank() and os.environ.get("LOCAL_RANK") == "0":  # a machine of its own, where rank 0 may find all in order
-            print(f"error on rank {rank()}: {error}", file=sys.stderr)
-        raise
     # DeepSpeed asks for it even where no launcher has set it.
     os.environ.setdefault("LOCAL_RANK", "0")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -36,11 +36,23 @@ def run(argv: list[str]) -> None:
         torch.use_deterministic_algorithms(True)
     # Longer than the watchdog's: it names the rank at fault, a collective that times out does not.
     timeout = timedelta(seconds=2 * request.hang_timeout + 60) if request.hang_timeout else NEVER
-    dist.init(cuda, "RANK" in os.environ, timeout)
+    with told_on_each_machine():
+        dist.init(cuda, "RANK" in os.environ, timeout)
     try:
         train(request, device)
     finally:
         dist.close()
+
+
+@contextmanager
+def told_on_each_machine() -> Iterator[None]:
+    """Inside, an error is told by the first process of each machine, since rank 0's may find all in order."""
+    try:
+        yield
+    except (RequestError, WorkError) as error:
+        if rank() and os.environ.get("LOCAL_RANK") == "0":
+            print(f"error on rank {rank()}: {error}", file=sys.stderr)
+        raise
 
 
 def rank() -> int:

@@ -48,7 +48,7 @@ class PretrainConfig(MethodsConfig):
     vat, r3f, r_drop or creat; docs/methods.md describes them."""
     steps: Annotated[int, Field(ge=1)] = 20_000
     """Optimizer steps."""
-    global_batch: Annotated[int, Field(ge=1)] = 1024
+    global_batch: Annotated[int, Field(ge=1, le=2**20)] = 1024
     """Rows per optimizer step over all processes; the rows of a step depend on it and the seed alone."""
     micro_batch: Annotated[int, Field(ge=1)] = 128
     """Rows per forward pass of one process at most; the largest that divides its share of global_batch is taken."""

@@ -21,6 +21,7 @@ from asa.engine import load_parameters
 from asa.errors import RequestError, WorkError
 from asa.families import family
 from asa.model import TaskModel
+from asa.places import refusal_told
 from asa.tokenizer import load_tokenizer
 from pretrain.card import card
 
@@ -51,7 +52,7 @@ class Part(NamedTuple):
 def export(request: ExportConfig) -> float:
     """Make `request.out`; the largest logit difference between the trained module and the reloaded folder.
 
-    Raises: RequestError for a wrong request, WorkError for a damaged checkpoint or logits that differ.
+    Raises: RequestError for a wrong request, WorkError for a damaged checkpoint, logits that differ or a full disk.
     """
     if request.out.exists() and not request.overwrite:
         raise RequestError(f"{request.out} exists; set --overwrite true to replace it, or another --out")
@@ -62,7 +63,7 @@ def export(request: ExportConfig) -> float:
     trained = _module(source / "hf", facts, asa).eval()
     load_parameters(trained, state)
     parts, tokenizer = _parts(trained), load_tokenizer(source / "hf", "--checkpoint")
-    with manifest.staging(request.out) as folder:
+    with refusal_told(request.out), manifest.staging(request.out) as folder:
         for part in parts:
             with hf.quiet():
                 part.model.save_pretrained(folder / part.path)

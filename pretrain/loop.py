@@ -24,7 +24,7 @@ from pretrain.faults import Fault
 from pretrain.figures import Meter, figures
 from pretrain.objective import Terms, evaluate
 from pretrain.progress import postfix, progress_bar
-from pretrain.resume import flag_of, inputs, newest, only_run
+from pretrain.resume import complete, flag_of, inputs, newest, only_run
 from pretrain.run import Run, build, facts_of, save, say
 from pretrain.stop import Stop
 from pretrain.watchdog import Watchdog, shared_store
@@ -56,6 +56,9 @@ def train(config: PretrainConfig, device: torch.device) -> None:
         stack.enter_context(only_run(config.out))
         watchdog.beat()
         found = dist.on_main(lambda: newest(config, dist.world(), print))
+        if dist.on_main(lambda: complete(config, found)):
+            say(f"{config.out} is complete: all {config.steps} steps are made")
+            return
         run = build(config, device, found)
         watchdog.beat()
         record = _open_record(run)

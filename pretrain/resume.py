@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asa import checkpoint, dist, hf, manifest
+from asa import checkpoint, dist, hf, manifest, record
 from asa.config import flat, to_dict
 from asa.errors import RequestError
 from asa.methods import groups_read, source_sha256
@@ -27,7 +27,8 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     one that is damaged or unfinished. The number of processes, `world`, may be another than before.
 
     Raises: RequestError naming the settings in which the run in `config.out` differs; WorkError when there are
-        checkpoints and all of them are damaged: a run never starts from nothing again by itself.
+        checkpoints and all of them are damaged (a run never starts from nothing again by itself), the newest was made
+        by another version, or the record is damaged.
     """
     found, wrong = checkpoint.newest_good(config.out / "checkpoints")
     if found is None:
@@ -41,6 +42,7 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     if different:
         had = ", ".join(dict.fromkeys(f"{flag_of(key)} {_shown(facts, key)}".strip() for key in different))
         raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out")
+    record.read(config.out / record.NAME)  # its damage is told here, before ranks are started that would tell it too
     for line in wrong:
         tell(f"warning: {line}; continuing from {found.name} instead")
     if facts["world"] != world:
@@ -50,11 +52,18 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     return found
 
 
+def complete(config: PretrainConfig, found: Path | None) -> bool:
+    """Whether nothing is left to do after the checkpoint `found`. Then nothing is written: the record and config.yaml
+    tell of the settings and the time that the steps were made with."""
+    last = found is not None and found.name == f"step-{config.steps}"
+    return last and record.finished(config.out / record.NAME)
+
+
 def _different(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
     """Dotted keys of the settings that are not free to differ."""
-    for key in mine:
-        if key not in FREE and mine[key] != theirs.get(key):
-            ours, their_own = flat({key: mine[key]}), flat({key: theirs.get(key)})
+    for key in mine | theirs:  # a newer version may have settings that are unknown here
+        if key not in FREE and mine.get(key) != theirs.get(key):
+            ours, their_own = flat({key: mine.get(key)}), flat({key: theirs.get(key)})
             known = {**ours, **their_own}
             yield from (name for name in known if name not in FREE and ours.get(name) != their_own.get(name))
 

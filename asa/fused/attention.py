@@ -53,8 +53,9 @@ class FusedAttention(Function):
 
 
 def _rows_whole(x_BHLK: Tensor) -> Tensor:
-    """The kernels take any strides but within a head's row."""
-    return x_BHLK if x_BHLK.stride(-1) == 1 else x_BHLK.contiguous()
+    """The kernels take any strides but within a head's row, as far as 32 bits count the way through a row's heads."""
+    far = any(x_BHLK.stride(axis) * (x_BHLK.shape[axis] - 1) >= 2**31 for axis in (1, 2))
+    return x_BHLK.contiguous() if far or x_BHLK.stride(-1) != 1 else x_BHLK
 
 
 def _seed(device: torch.device, dropout: float) -> Tensor:

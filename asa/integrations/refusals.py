@@ -4,14 +4,24 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import DistributedType
-from transformers import Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from asa.errors import RequestError
+from asa.methods import MethodsConfig
 
 if TYPE_CHECKING:
     from asa.integrations.transformers import AdversarialTrainer
 
 _INSIDE_BACKWARD = ("lomo", "adalomo")
+
+
+def refuse_types(model: Any, options: Any = None) -> None:
+    """Raises RequestError for a model or options of a class that is none of ours; None passes."""
+    if not isinstance(model, PreTrainedModel | None):
+        raise RequestError(f"{type(model).__name__} is no PreTrainedModel; give an ordinary Hugging Face model")
+    if not isinstance(options, MethodsConfig | None):
+        name = type(options).__name__
+        raise RequestError(f"{name} is no MethodsConfig; give one, as options=MethodsConfig(asa=ASAConfig())")
 
 
 def refuse_args(args: TrainingArguments) -> None:

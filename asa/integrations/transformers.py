@@ -10,13 +10,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
+from asa import hf
 from asa.adversary import Adversaries
 from asa.batch import Kind
 from asa.engine import Engine
 from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
 from asa.integrations.passes import AcceleratedPasses, Means
-from asa.integrations.refusals import refuse_args, refuse_trainer
+from asa.integrations.refusals import refuse_args, refuse_trainer, refuse_types
 from asa.integrations.tasks import kind_of, to_batch, totals
 from asa.methods import METHODS, At, MethodsConfig, limits
 from asa.model import TaskModel
@@ -68,6 +69,7 @@ class AdversarialTrainer(TypedTrainer):
     ) -> None:
         if method not in METHODS:
             raise RequestError(f"method {method!r} is unknown; set method= to one of {', '.join(METHODS)}")
+        refuse_types(model, options)
         if args is not None:
             refuse_args(args)
         self._name, self._options = method, options or MethodsConfig()
@@ -88,8 +90,7 @@ class AdversarialTrainer(TypedTrainer):
 
     def _take(self, model: Any) -> None:
         """Make `model` the one that is trained, with a new adversary beside it."""
-        if not isinstance(model, PreTrainedModel):
-            raise RequestError(f"{type(model).__name__} is no PreTrainedModel; give an ordinary Hugging Face model")
+        refuse_types(model)
         self._kind: Kind = kind_of(model, self._asked)
         half = "bf16" if self.args.bf16 or model.dtype == torch.bfloat16 else "fp32"
         half = "fp16" if self.args.fp16 or model.dtype == torch.float16 else half
@@ -182,15 +183,22 @@ class AdversarialTrainer(TypedTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        hf.load_renamed(self.model, Path(resume_from_checkpoint), "resume_from_checkpoint")
         self._method.load_state_dict(_read_method(Path(resume_from_checkpoint), self._name))
         if self.adversary is not None:
             self.adversary.load_pretrained(Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
+        assert self.state.best_model_checkpoint is not None
+        best = Path(self.state.best_model_checkpoint)
+        hf.load_renamed(self.model, best, "resume_from_checkpoint")
         if self.adversary is not None:
-            assert self.state.best_model_checkpoint is not None
-            self.adversary.load_pretrained(Path(self.state.best_model_checkpoint))
+            self.adversary.load_pretrained(best)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        if not load_result.unexpected_keys:  # of other names load_renamed sees to it
+            super()._issue_warnings_after_load(load_result)
 
 
 def _read_method(folder: Path, name: str) -> dict[str, Tensor]:

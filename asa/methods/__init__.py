@@ -18,7 +18,7 @@ from asa.methods.alum import ALUM
 from asa.methods.asa import ASA
 from asa.methods.asa_freelb import ASAFreeLB
 from asa.methods.asa_sparse import ASASparse
-from asa.methods.base import At, Method
+from asa.methods.base import At, Method, Outside
 from asa.methods.creat import CreAT
 from asa.methods.fgm import FGM
 from asa.methods.freeat import FreeAT
@@ -83,7 +83,8 @@ def _outside(module: str, builder: str) -> Callable[[MethodsConfig], Method]:
         if callable(found):
             if loaded.__file__:
                 _loaded.setdefault(module, file_sha256(Path(loaded.__file__)))
-            return cast("Callable[[MethodsConfig], Method]", found)
+            build = cast("Callable[[MethodsConfig], Method]", found)
+            return lambda config: cast("Method", Outside(f"{module}:{builder}", build(config)))
         why = f"{builder} of {module} is not callable"
     raise ValueError(f"{why}; allowed: MODULE:BUILDER of a module that Python finds from where the command is started")
 

@@ -116,8 +116,8 @@ def attack(
     def attend(site: Site) -> Tensor | Products | None:
         if layers is not None and site.layer not in layers:
             return None
-        if fused and site.fused is not None:
-            return _products(cast(Adversary, adversary[site.layer]), site, maps)
+        if fused and (dtype := site.fused()) is not None:
+            return _products(cast(Adversary, adversary[site.layer]), site, dtype, maps)
         keep: Tensor = adversary[site.layer](site.h_BLD, site.seen_BLL, noises[site.layer])
         maps.setdefault(site.layer, Map(keep, site.seen_BLL))
         return keep
@@ -125,12 +125,11 @@ def attack(
     return attend
 
 
-def _products(maker: Adversary, site: Site, maps: dict[int, Map | Counted]) -> Products:
+def _products(maker: Adversary, site: Site, dtype: torch.dtype, maps: dict[int, Map | Counted]) -> Products:
     """What fused attention makes its map of. Every query of these layers sees the same keys."""
-    assert site.fused is not None
     seen_BL = site.seen_BLL[:, 0].expand(len(site.h_BLD), -1)
 
     def counted(kept_BL: Tensor) -> None:
         maps.setdefault(site.layer, Counted(kept_BL, seen_BL))
 
-    return Products(*maker.products(site.h_BLD, site.fused), seen_BL, counted)
+    return Products(*maker.products(site.h_BLD, dtype), seen_BL, counted)

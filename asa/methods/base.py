@@ -1,12 +1,13 @@
 """What a training method is: one micro-batch in, accumulated gradients out."""
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from asa.batch import Batch
 from asa.engine import Engine
+from asa.errors import RequestError
 
 
 class At(NamedTuple):
@@ -84,3 +85,41 @@ class Counting(Stateless):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.updates = int(state["updates"])
+
+
+class Outside:
+    """A method from outside the package, held to its `passes`: with no backward pass it would train nothing, and be
+    taken for a method that does not help.
+
+    Raises: RequestError from backward for another number of backward passes.
+    """
+
+    def __init__(self, name: str, method: Method) -> None:
+        self._name, self._method = name, method
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+    def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        counted = _Counted(engine)
+        terms = self._method.backward(cast(Engine, counted), batch, at)
+        if counted.backwards != self._method.passes:
+            raise RequestError(
+                f"method {self._name} called engine.backward {counted.backwards} times for a micro-batch and says"
+                f" passes = {self._method.passes}; call it that often, or set its passes"
+            )
+        return terms
+
+
+class _Counted:
+    """An engine that counts its backward passes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.backwards = engine, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def backward(self, loss: Tensor) -> None:
+        self.backwards += 1
+        self._engine.backward(loss)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
 from asa.errors import RequestError
 from asa.methods import METHODS, At, MethodsConfig
@@ -38,7 +40,10 @@ def method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_its_commands_are_requests_and_carry_its_settings(method: str) -> None:
     for stage, prefix in ((FinetuneConfig, "finetune run "), (PretrainConfig, "launch pretrain ")):
         flags = re.findall(rf"python -m {prefix}(.*)", PAGE)[0].split()
-        assert METHODS[method](parse(stage, flags, "prog")).size == 0.02  # type: ignore[attr-defined]
+        request = parse(stage, flags, "prog")
+        assert METHODS[method](request).size == 0.02  # type: ignore[attr-defined]
+    quickstarts = yaml.safe_load(Path("configs/pretrain/quickstart.yaml").read_text())["out"]
+    assert request.out != Path(quickstarts)  # that of another method's finished run
 
 
 def test_it_trains(method: str) -> None:
@@ -65,8 +70,23 @@ def test_it_keeps_the_contract(method: str, kind: Any, monkeypatch: pytest.Monke
 
 
 def test_a_wrong_setting_is_explained(method: str) -> None:
-    with pytest.raises(RequestError, match="did you mean 'size'"):
+    with pytest.raises(RequestError, match=r"unknown key 'outside\.siz'; did you mean 'outside\.size'"):
         METHODS[method](MethodsConfig(outside={"siz": 0.1}))
+    with pytest.raises(RequestError, match=r"^outside\.size = 99: .*0 <= size <= 10, set --outside\.size$"):
+        METHODS[method](MethodsConfig(outside={"size": 99}))
+
+
+@pytest.mark.parametrize(("backwards", "passes"), [(0, 1), (1, 2)])
+def test_other_backward_passes_than_it_says_are_refused(
+    backwards: int, passes: int, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["sign_step"].Sign, "passes", passes)
+    engine, built = tiny_engine(tiny_module("classification")), METHODS[method](MethodsConfig())
+    if not backwards:
+        monkeypatch.setattr(sys.modules["sign_step"].Sign, "backward", lambda *_: {"loss": torch.zeros(())})
+    said = f"method sign_step:Sign called engine.backward {backwards} times .* passes = {passes};"
+    with pytest.raises(RequestError, match=said):
+        built.backward(engine, tiny_batch("classification"), At(0, 0))
 
 
 NO_BUILDERS = {

@@ -1,5 +1,8 @@
 """Configs: what is wrong is refused with one line that names key, value, allowed range and flag."""
 
+import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -118,6 +121,11 @@ def test_a_value_out_of_range_names_key_value_range_and_flag(
         (["--weight", "light"], "weight = light: allowed: a number or null; set --weight"),
         (["--kinds", "plum"], "kinds = plum: no kind 'plum'; set --kinds"),
         (["--pairs", "a"], "pairs = a: give at least 2, set --pairs"),
+        (["--folder", ""], "folder = '': allowed: a path; set --folder"),
+        (["--more", ""], "more = '': allowed: a path, or several with commas; set --more"),
+        (["--inner", "null"], "inner = null: allowed: keys with their values; set --inner.KEY"),
+        (["--inner", "3"], "inner = 3: allowed: keys with their values; set --inner.KEY"),
+        (["--inner", "{rate: x}"], "inner.rate = x: allowed: a number; set --inner.rate"),
     ],
 )
 def test_a_value_of_another_type_is_told_in_plain_words_with_its_flag(
@@ -131,8 +139,49 @@ def test_a_value_of_another_type_is_told_in_plain_words_with_its_flag(
 def test_a_config_that_is_no_yaml_of_keys_is_refused_by_its_name(content: bytes, flag: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
-    with pytest.raises(RequestError, match=r"c\.yaml is no UTF-8 YAML of keys .*; set --config$"):
+    with pytest.raises(RequestError, match=r"c\.yaml is no UTF-8 YAML of keys .*; mend it or set --config$"):
         parse(Outer, ["--folder", "x", *flag.format(path).split()], "prog")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("count: 3\ncount: 4", "line 3: key 'count' a second time"),
+        ("inner: {rate: 0.1, rate: 0.2}", "line 2: key 'rate' a second time"),
+        ("count: 010", "line 2: 010 would be 8; write 8, or '010'"),
+        ("count: 1:30", "line 2: 1:30 would be 90; write 90, or '1:30'"),
+    ],
+)
+def test_a_config_that_would_be_read_otherwise_than_it_looks_is_refused(text: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"folder: x\n{text}\n")
+    with pytest.raises(RequestError, match=re.escape(f"({why})")):
+        parse(Outer, ["--config", str(path)], "prog")
+    path.write_text("base: &base {count: 3}\nentry: {<<: *base, count: 0x10, seeds: [0, 1_000]}\n")
+    found = parse(Outer, ["--folder", "x", "--config", f"{path}:entry"], "prog")
+    assert (found.count, found.seeds) == (16, (0, 1000))
+
+
+def test_a_config_without_entries_and_one_without_a_name_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("folder: x\n")
+    with pytest.raises(RequestError, match=rf"has no entries, only keys of one request; set --config {path}$"):
+        parse(Outer, ["--config", f"{path}:none"], "prog")
+    for flag in (["--config", ""], ["--config="]):
+        with pytest.raises(RequestError, match="--config needs a value"):
+            parse(Outer, ["--folder", "x", *flag], "prog")
+
+
+def test_an_empty_path_in_a_file_and_keys_that_are_none_name_their_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.yaml"
+    for text, line in (
+        ("folder: ''", "folder = '': allowed: a path; set --folder"),
+        ("folder: x\ninner: 3", "inner = 3: allowed: keys with their values; set --inner.KEY"),
+    ):
+        path.write_text(f"{text}\n")
+        assert refused(["--config", str(path)], capsys) == f"error: {line}"
 
 
 def test_a_config_that_is_not_there_is_told_with_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,6 +276,14 @@ def test_deliberate_errors_become_one_line_and_their_exit_code(
 ) -> None:
     assert guard(lambda: fail(error)) == code
     assert capsys.readouterr().err == f"error: {error}\n"
+
+
+@pytest.mark.parametrize(("error", "lines"), [("KeyboardInterrupt", 1), ("ZeroDivisionError", 3)])
+def test_an_interrupt_before_a_command_begins_is_a_line_and_a_bug_is_not(error: str, lines: int) -> None:
+    command = [sys.executable, "-c", f"import cli; raise {error}"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert len(said.splitlines()) == lines
+    assert ("error: interrupted" in said) == (error == "KeyboardInterrupt")
 
 
 def test_a_bug_keeps_its_traceback() -> None:

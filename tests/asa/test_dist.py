@@ -1,13 +1,15 @@
 """Rank helpers: two processes know the same after each, an error of one ends both; alone all are the identity."""
 
 import json
+import socket
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 
 from asa import dist
-from asa.errors import WorkError
+from asa.errors import RequestError, WorkError
 from tests.ranks import run_ranks
 
 
@@ -57,6 +59,33 @@ def test_a_process_alone_is_rank_0_of_1_with_a_group_and_without() -> None:
         assert dist.on_main(lambda: 7) == 7
         dist.barrier()
     dist.close()
+    assert not dist.active()
+
+
+@pytest.fixture
+def first_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is one of two, the first, at a port that the system chooses; the other never comes."""
+    settings = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "JOIN", timedelta(seconds=1))
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_a_port_that_is_taken_is_told_with_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(RequestError, match=rf"^port {port} .* is taken; set another --master_port, .*$"):
+            dist.init(cuda=False, launched=True)
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_a_process_that_does_not_come_is_failed_work() -> None:
+    with pytest.raises(WorkError, match=r"^not all processes have met \(.* 1/2 clients joined\); start .*$"):
+        dist.init(cuda=False, launched=True)
     assert not dist.active()
 
 

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
 from asa import hf
+from asa.batch import Kind
 from asa.errors import RequestError
 from asa.tokenizer import for_words, load_tokenizer, vocab_sha256
-from tests.asa.conftest import tiny_bert, tiny_tokenizer
+from tests.asa.conftest import KINDS, tiny_bert, tiny_tokenizer
 
 
 @pytest.fixture
@@ -57,6 +59,27 @@ def test_an_unsupported_family_is_refused_by_its_name(folder: Path) -> None:
 def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no tokenizer\.json.*--start"):
         load_tokenizer(tmp_path, "--start")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_under_old_names_are_put_in_and_one_that_is_not_there_is_named(kind: Kind, tmp_path: Path) -> None:
+    model, other = tiny_bert(kind), tiny_bert(kind, seed=1)
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    files = list(tmp_path.glob("*.safetensors"))
+    assert len(files) > 1
+    for file in files:
+        state = {name.replace("Norm.weight", "Norm.gamma"): value for name, value in load_file(file).items()}
+        save_file(state, file, metadata={"format": "pt"})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("Norm.weight", "Norm.gamma"))
+    drawn = torch.get_rng_state()
+    hf.load_renamed(other, tmp_path, "--start")
+    assert torch.equal(torch.get_rng_state(), drawn)
+    state = model.state_dict()
+    assert [name for name, value in other.state_dict().items() if not torch.equal(value, state[name])] == []
+    save_file({"LayerNorm.gamma": torch.zeros(1)}, files[0], metadata={"format": "pt"})
+    with pytest.raises(RequestError, match=r"lacks bert.* of Bert.*; give another by --start"):
+        hf.load_renamed(other, tmp_path, "--start")
 
 
 def test_a_damaged_tokenizer_is_one_line_with_the_flag(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """A folder is complete when its manifest is there and every listed file is what it says."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,14 @@ def test_a_manifest_without_its_own_hash_is_refused(folder: Path) -> None:
     path = folder / manifest.NAME
     path.write_text(path.read_text().replace(' "sha256": "', ' "md5": "'))
     with pytest.raises(WorkError, match="made by an older version"):
+        manifest.read(folder, "fruit", "--data")
+
+
+def test_a_manifest_that_lists_no_files_is_refused(folder: Path) -> None:
+    path = folder / manifest.NAME
+    content = json.loads(path.read_text())
+    path.write_text(manifest._signed({name: content[name] for name in ("kind", "facts")}))
+    with pytest.raises(WorkError, match=r"manifest\.json is damaged: it lacks files"):
         manifest.read(folder, "fruit", "--data")
 
 

@@ -40,6 +40,7 @@ def test_what_else_goes_wrong_passes_and_leaves_the_old_file(tmp_path: Path, err
     [
         (SafetensorError("I/O error: No space left on device (os error 28)"), "device; free some space and set --out"),
         (SafetensorError("I/O error: Permission denied (os error 13)"), "Permission denied; mend that and set --out"),
+        (Exception("No space left on device (os error 28)"), "device; free some space and set --out"),  # tokenizers'
         (SafetensorError("HeaderTooLarge"), "HeaderTooLarge; mend that and set --out"),
         (PermissionError(13, "Permission denied"), "Permission denied; mend that and set --out"),
     ],

@@ -16,7 +16,7 @@ from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import TCPStore
 
 from asa.errors import RequestError, WorkError
-from benchmarks import finetune_throughput, scaling, startup
+from benchmarks import finetune_throughput, scaling, scaling_rank, startup
 from benchmarks.finetune_throughput import CASES, ThroughputConfig, make, rows
 from benchmarks.fused import attention
 from benchmarks.scaling import Found, ScalingConfig
@@ -25,6 +25,7 @@ from benchmarks.startup import PARTS, Started, StartupConfig
 from benchmarks.startup_run import PARTS as WATCHED
 from benchmarks.startup_run import Clock, watch
 from benchmarks.steps import bert_config
+from tests.asa.conftest import tiny_batch
 from tests.finetune.conftest import write_task
 from tests.pretrain.conftest import model, shards
 
@@ -85,6 +86,19 @@ def test_processes_scale_through_the_real_engines() -> None:
     assert len(scaling.report(request, found).splitlines()) == 2 + len(every)
 
 
+def test_a_number_of_processes_asked_for_twice_is_one_group() -> None:
+    found = Found({(1, "plain"): [1.0]}, {(1, "plain"): [0.25]})
+    assert (
+        len(
+            scaling.report(
+                ScalingConfig(processes=(1, 1), zero=(0,)),
+                found._replace(steps=found.steps | {(1, "ZeRO 0"): [1.0]}, waits=found.waits | {(1, "ZeRO 0"): [0.1]}),
+            ).splitlines()
+        )
+        == 2 + 2
+    )
+
+
 def test_the_table_of_scaling() -> None:
     steps = {(1, "plain"): [1.0], (2, "plain"): [2.0], (1, "ZeRO 0"): [0.5], (2, "ZeRO 0"): [1.0]}
     found = Found(steps, {key: [0.25] for key in steps})
@@ -133,6 +147,13 @@ def test_what_cannot_scale_here_is_a_wrong_request(monkeypatch: pytest.MonkeyPat
         scaling.check(ScalingConfig())
 
 
+def test_a_method_whose_steps_differ_takes_as_many_as_its_cycle_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([1.0, 3.0])
+    monkeypatch.setattr(scaling_rank, "_step_seconds", lambda *rest: (True, next(seconds)))
+    monkeypatch.setattr(scaling_rank.dist, "barrier", lambda: None)
+    assert scaling_rank.step_seconds(lambda batch: True, tiny_batch(), profiled=False, times=2) == 2.0
+
+
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20))))
 def test_what_spans_cover_is_counted_once(spans: list[tuple[int, int]]) -> None:
     points = {point for start, length in spans for point in range(start, start + length)}
@@ -155,7 +176,11 @@ def test_a_nested_part_has_its_own_time_alone(monkeypatch: pytest.MonkeyPatch) -
     with clock.during("evaluation"):
         now = 15.0
     assert clock.told()["later"] == pytest.approx({"evaluation": 5.0, "rest": 0.0})
-    assert clock.evaluations == 1
+    for _ in range(2):
+        with clock.during("step"):
+            now += 1.0
+    told = clock.told()
+    assert (told["evaluations"], told["steps"], told["later"]["step"]) == (1, 2, 2.0)
 
 
 @pytest.mark.parametrize("stage", WATCHED)
@@ -186,8 +211,9 @@ def test_real_runs_from_the_command_to_the_first_step(model: Path, shards: Path,
 
 def test_the_table_of_starts() -> None:
     until: dict[str, float] = dict.fromkeys(PARTS, 1.0)
-    one = Started(until, {"step": 1.9, "data": 0.1, "evaluation": 3.0}, 1)
-    request = StartupConfig(data=Path("d"), model=Path("a/m"), steps=21)
+    one = Started(until, {"step": 1.9, "data": 0.1, "evaluation": 3.0}, steps=20, evaluations=1)
+    # A task so small that its run ends before them.
+    request = StartupConfig(data=Path("d"), model=Path("a/m"), steps=60)
     lines = startup.report(request, {"pretrain": [one], "finetune": [one]}, [0.5]).splitlines()
     assert lines[2].split() == ["launch", "1.00", "12.5%", "1.00", "12.5%"]
     assert (

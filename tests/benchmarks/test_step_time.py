@@ -117,11 +117,19 @@ def test_ways_to_execute_a_step_are_timed_beside_each_other(tmp_path: Path) -> N
     assert second in written.read_text()
 
 
-def test_a_table_is_kept_whatever_becomes_of_the_next(tmp_path: Path) -> None:
+def test_a_table_is_kept_whatever_becomes_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_bert().save_pretrained(tmp_path)
-    settings = f"--model {tmp_path} --lengths {LENGTH},{LENGTH + 1} --batch 2 --methods vanilla --results {tmp_path}"
+    settings = f"--model {tmp_path} --lengths {LENGTH},{LENGTH - 1} --batch 2 --methods vanilla --results {tmp_path}"
     for command, name in ((step_time, "step-time"), (memory, "memory")):
-        with pytest.raises(RequestError, match="set --lengths"):
+        module = sys.modules[command.__module__]
+
+        def measured(request: Any, rows: int, length: int, *rest: Any, whole: Any = module.measure) -> Any:
+            if length < LENGTH:
+                raise WorkError("no memory is left")
+            return whole(request, rows, length, *rest)
+
+        monkeypatch.setattr(module, "measure", measured)
+        with pytest.raises(WorkError, match="no memory is left"):
             command(settings.split())
         (written,) = tmp_path.glob(f"{name}_*.md")
         assert f"2 rows of {LENGTH}, sdpa" in written.read_text()
@@ -208,6 +216,18 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_timed(monkey
     monkeypatch.setattr("benchmarks.step_time.measure", None)
     with pytest.raises(RequestError, match=r"cost\.jpeg2.*set --plot"):
         step_time(["--plot", "cost.jpeg2"])
+
+
+def test_a_picture_or_a_length_that_cannot_be_is_refused_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.step_time.measure", None)
+    (tmp_path / "d.png").mkdir()
+    with pytest.raises(RequestError, match=r"d\.png is a folder; set --plot to a file"):
+        step_time(["--plot", str(tmp_path / "d.png")])
+    model = tiny(tmp_path / "model").model
+    with pytest.raises(RequestError, match=rf"lengths = {LENGTH + 1}: .* set --lengths"):
+        step_time(["--model", str(model), "--lengths", f"{LENGTH},{LENGTH + 1}"])
 
 
 def updates_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:

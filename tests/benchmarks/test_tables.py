@@ -1,15 +1,24 @@
 """Tables land in one file per benchmark, machine and day, and tell nothing of where they were made."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 
 import pytest
 import torch
 
-from asa.errors import WorkError
-from benchmarks.tables import Recorded, _without_folders, machine, save
+from asa.errors import RequestError, WorkError
+from benchmarks.tables import _SETTINGS, Recorded, _without_folders, asked, machine, save
 
 TODAY = date.today().isoformat()
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the environment that titles would have."""
+    for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
+        monkeypatch.delenv(name)
 
 
 def test_a_table_takes_the_place_of_the_same_commands(tmp_path: Path) -> None:
@@ -59,6 +68,32 @@ def test_folders_of_this_machine_are_left_out(tmp_path: Path) -> None:
     save(Recorded(results=tmp_path), "step-time", argv, "table")
     (file,) = tmp_path.iterdir()
     assert "--data data --plot=x.png --models '[m]' --model assets/bert-tiny`" in file.read_text()
+
+
+def test_what_the_environment_sets_of_speed_and_memory_makes_another_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(Recorded(results=tmp_path), "memory", [], "plain")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("LD_PRELOAD", "/a/b/libjemalloc.so")
+    save(Recorded(results=tmp_path), "memory", [], "preloaded")
+    (file,) = tmp_path.iterdir()
+    text = file.read_text()
+    assert "plain" in text
+    assert "`LD_PRELOAD=libjemalloc.so OMP_NUM_THREADS=2 python -m benchmarks memory`" in text
+
+
+def test_tables_that_come_at_once_are_all_kept(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: save(Recorded(results=tmp_path), "memory", [str(n)], f"table {n}."), range(40)))
+    (file,) = tmp_path.iterdir()
+    assert all(f"table {n}." in file.read_text() for n in range(40))
+
+
+def test_results_that_can_be_no_folder_are_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="file is no folder; set another --results"):
+        asked(Recorded, ["--results", str(tmp_path / "file" / "x")], "flops")
 
 
 def test_the_machine_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,31 @@ def test_wrong_requests(
     assert not list(tmp_path.glob("out*"))
 
 
+def test_several_inputs_are_named_in_one_list_or_added(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = tmp_path / "one.txt", tmp_path / "two.txt"
+    one.write_text("the old river " * 9)
+    two.write_text("the new city " * 9)
+    build = ["build", "--model", model, "--heldout", "0", "--out", tmp_path / "out"]
+    for again in (["--dumps", two], [f"--dumps={two}"]):
+        assert run(*build, "--dumps", one, *again) == 2
+        assert one_line(capsys) == "error: --dumps is given twice; give all at once, --dumps '[A,B]'"
+    assert run("text", one, "--inputs", two, "--out", tmp_path / "text") == 2
+    assert "--inputs is given twice" in one_line(capsys)
+    assert not list(tmp_path.glob("*/"))
+    for inputs in ([f"[{one},{two}]"], [one, "--dumps+", two]):
+        assert run(*build, "--dumps", *inputs) == 0  # the second time: up to date
+    assert "documents kept: 2\n" in capsys.readouterr().out
+
+
+def test_help_offers_no_file_that_lists_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("build", "--help") == 0
+    said = capsys.readouterr().out
+    assert "--dumps [ITEM,...]" in said
+    assert "LIST_OF" not in said
+
+
 def test_build_from_documents(dump: Path, model: Path, tmp_path: Path) -> None:
     assert run("text", dump, "--out", tmp_path / "text") == 0
     assert run("build", "--documents", tmp_path / "text", "--model", model, "--out", tmp_path / "out") == 0

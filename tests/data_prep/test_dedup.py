@@ -81,8 +81,8 @@ def test_several_folders_in_the_order_given(repeated: Path, tmp_path: Path) -> N
 def argv(repeated: Path, model: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """The arguments of a `build` without duplicates, from documents or from the dump they were made of."""
 
-    def flags(out: str, *more: object, dump: bool = False) -> list[str]:
-        given = ["--dumps", tmp_path / "wiki.xml"] if dump else ["--documents", repeated]
+    def flags(out: str, *more: object, dump: bool = False, documents: Path = repeated) -> list[str]:
+        given = ["--dumps", tmp_path / "wiki.xml"] if dump else ["--documents", documents]
         known = ["--model", model, "--length", 32, "--heldout", 0.2, "--dedup", 0.8, "--out", tmp_path / out]
         return [str(word) for word in (*given, *known, *more)]
 
@@ -103,7 +103,7 @@ def test_a_build_without_duplicates(argv: Argv, repeated: Path, tmp_path: Path) 
     assert run("build", *argv("two", "--workers", 2, dump=True)) == 0
     assert arrows(tmp_path / "two") == arrows(tmp_path / "out")
     assert run("dedup", repeated, "--out", tmp_path / "alone") == 0
-    assert run("build", *argv("after", "--dedup", "null", "--documents", tmp_path / "alone")) == 0
+    assert run("build", *argv("after", "--dedup", "null", documents=tmp_path / "alone")) == 0
     assert "minhash" not in facts(tmp_path / "after/shards")
     assert arrows(tmp_path / "after") == arrows(tmp_path / "out")
 

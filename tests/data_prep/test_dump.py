@@ -102,7 +102,7 @@ def test_a_truncated_dump_is_found_before_the_work(
     path = tmp_path / name
     content = dumps[name].read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(WorkError, match=r"is truncated or damaged.*fetch it again"):
+    with pytest.raises(WorkError, match=r"is truncated or damaged.*fetch it again and give --overwrite true"):
         check_whole(path)
 
 

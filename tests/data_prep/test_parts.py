@@ -14,6 +14,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
@@ -291,6 +292,42 @@ def test_a_full_disk_is_one_line_and_resumable(big_dump: Path, tmp_path: Path, e
     assert not out.exists()
     assert subprocess.run(command(big_dump, out), capture_output=True).returncode == 0
     assert content(out) == expected
+
+
+def test_where_not_a_byte_can_be_written_one_line_says_so_and_nothing_stays(big_dump: Path, tmp_path: Path) -> None:
+    limited = subprocess.run(
+        command(big_dump, tmp_path / "out"),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert limited.returncode == 1
+    (line,) = limited.stderr.strip().splitlines()
+    assert "out is not made: [Errno 27] File too large; mend it and run the same command again" in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),  # of tokenizers
+    ],
+)
+def test_a_full_disk_is_failed_work_whichever_library_meets_it(error: Exception, tmp_path: Path) -> None:
+    with (
+        pytest.raises(WorkError, match=r"out is not made: .*No space left on device.*run the same command again"),
+        workspace(tmp_path / "out", MADE_FROM, overwrite=False),
+    ):
+        raise error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bug_in_a_workspace_keeps_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), workspace(tmp_path / "out", MADE_FROM, overwrite=False):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_finished_folder_says_so_and_other_settings_are_refused(big_dump: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The table of assets, and fetching from a wheel made here."""
 
+import errno
 import hashlib
 import re
 import zipfile
@@ -86,6 +87,20 @@ def test_an_out_that_is_a_file_is_a_wrong_request(config: SampleConfig, monkeypa
     with pytest.raises(RequestError, match=r"set another --out"):
         module.sample(config)
     assert (config.out.read_text(), calls) == ("mine", [])
+
+
+@pytest.mark.parametrize("part", ["a data file", "the credits"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    part: str, config: SampleConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    serve(monkeypatch, {"fake/data.bin": CONTENT})
+    monkeypatch.setattr(Path, "write_bytes" if part == "a data file" else "write_text", full)
+    with pytest.raises(WorkError, match="fake cannot be written: No space left on device; free some space"):
+        module.sample(config)
+    assert not list(config.out.iterdir())
 
 
 @pytest.mark.parametrize("members", [{"fake/data.bin": b"other bytes"}, {"fake/other.bin": CONTENT}])

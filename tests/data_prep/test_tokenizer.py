@@ -210,6 +210,16 @@ def test_a_trained_vocabulary_and_its_model(kind: str, trained: Path) -> None:
     assert decoded == "the river science"
 
 
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_no_token_is_kept_for_a_sign_that_never_continues_a_word(lowercase: bool) -> None:
+    text = "the river (old), half-way; 河川 かわ река 10 %, 8½ °C. " * 9
+    trained = vocabularies.train("wordpiece", lambda: iter([text]), 1000, lowercase, 2)
+    pieces = trained.get_vocab().keys()
+    assert {"a", "##a", "1", "##1", "か", "##か", "к", "##к", "°", "##°", "(", "-", "%", "河"} <= pieces
+    assert not {"##(", "##)", "##,", "##-", "##;", "##.", "##%", "##河", "##川"} & pieces
+    assert "[UNK]" not in trained.encode(text).tokens
+
+
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("name", [*FAMILIES, "xlm-roberta-xl", "roberta-prelayernorm"])
 def test_the_longest_row_that_the_tokenizer_says_is_the_longest_that_the_fresh_model_reads(

@@ -144,6 +144,14 @@ def test_operands_need_not_lie_in_order() -> None:
     assert all(torch.equal(found[name], wanted[name]) for name in found)
 
 
+def test_rows_that_lie_farther_apart_than_32_bits_count_are_copied() -> None:
+    rows_whole = pytest.importorskip("asa.fused.attention")._rows_whole
+    far = torch.empty_strided((2, 3, 4, 8), (96, 2**30, 8, 1), device="meta")
+    near = torch.empty_strided((2, 3, 4, 8), (2**40, 32, 8, 1), device="meta")  # of rows 64 bits count
+    assert rows_whole(far).is_contiguous()
+    assert rows_whole(near) is near
+
+
 def test_keys_that_learn_nothing_get_no_gradient_and_no_bias_is_a_bias_of_zero() -> None:
     """As asa.adversary calls it: the keys of the map are the hidden states, and few tokens have no bias."""
     small = problem((2, 2, 70, 32), 48, pads=(9,))

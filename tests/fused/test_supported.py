@@ -10,6 +10,8 @@ import torch
 from asa import fused
 from asa.adversary import ASAConfig
 from asa.fused.probe import fault
+from asa.methods import METHODS, At, MethodsConfig
+from tests.asa.conftest import tiny_batch, tiny_engine, tiny_module
 from tests.fused.oracle import DEVICE
 
 HERE = torch.device(DEVICE)
@@ -64,6 +66,17 @@ def test_a_triton_that_cannot_compile_is_told_once_and_left_alone(
         fused._works.cache_clear()
     assert len(tried) == 1
     assert caplog.messages == ["Triton cannot run here, so attention is not fused: Failed to find C compiler."]
+
+
+@pytest.mark.parametrize(("name", "asked"), [("random_mask", 0), ("asa", 1)])
+def test_the_kernels_are_tried_only_by_a_method_that_may_use_them(
+    name: str, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Any] = []
+    monkeypatch.setattr("asa.biased.fits", lambda *rest: tries.append(rest))
+    engine = tiny_engine(tiny_module(asa=ASAConfig()))
+    METHODS[name](MethodsConfig()).backward(engine, tiny_batch(), At(0, 0))
+    assert bool(tries) == asked
 
 
 SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in (torch.float32, torch.bfloat16)]

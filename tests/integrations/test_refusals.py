@@ -17,6 +17,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from asa.adversary import ASAConfig
 from asa.errors import RequestError
 from asa.integrations import transformers as drop_in
 from asa.integrations.tasks import kind_of
@@ -159,6 +160,19 @@ def bert(head: Any, **changes: Any) -> Any:
 def test_models(model: Any, kind: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=message):
         build(tmp_path, model=model, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "bert-base-uncased"}, "str is no PreTrainedModel"),
+        ({"options": ASAConfig()}, r"ASAConfig is no MethodsConfig; .*MethodsConfig\(asa=ASAConfig\(\)\)"),
+        ({"options": {"asa": {}}}, "dict is no MethodsConfig"),
+    ],
+)
+def test_what_is_of_another_class(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=message):
+        build(tmp_path, **given)
 
 
 def test_the_kind_comes_from_the_model_and_for_unknown_heads_from_the_user() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import IterableDataset
-from transformers import AutoModelForSequenceClassification, TrainingArguments
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, TrainingArguments
 
 from asa.adversary import FILE, Adversaries, ASAConfig
 from asa.errors import RequestError
@@ -26,11 +26,24 @@ FILES = ("model.safetensors", FILE, METHOD_FILE)
 STATEFUL = [name for name in ONE_STEP if METHODS[name](MethodsConfig()).state_dict()]
 
 
-@pytest.mark.parametrize("method", ["vanilla", "asa", "freelb", *STATEFUL])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp_path: Path) -> None:
+def old_bert(folder: Path) -> PreTrainedModel:
+    """A model that came with the names of BERT's first releases, under which it is saved again."""
+    tiny_bert("classification", dropout=0.1).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    state = {name.replace("Norm.weight", "Norm.gamma"): value for name, value in load_file(file).items()}
+    state = {name.replace("Norm.bias", "Norm.beta"): value for name, value in state.items()}
+    save_file(state, file, metadata={"format": "pt"})
+    return AutoModelForSequenceClassification.from_pretrained(folder)
+
+
+METHODS_AND_NAMES = [(name, "new") for name in ("vanilla", "asa", "freelb", *STATEFUL)] + [("asa", "old")]
+
+
+@pytest.mark.parametrize(("method", "names"), METHODS_AND_NAMES)
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, names: str, tmp_path: Path) -> None:
     def trainer(folder: Path) -> AdversarialTrainer:
         args = arguments(folder, max_steps=5, gradient_accumulation_steps=2, save_strategy="steps", save_steps=3)
-        model = tiny_bert("classification", dropout=0.1)
+        model = old_bert(tmp_path / "old") if names == "old" else tiny_bert("classification", dropout=0.1)
         return AdversarialTrainer(model, args, train_dataset=rows("classification", 18), method=method)
 
     through = trainer(tmp_path / "through")
@@ -39,6 +52,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(method: str, tmp
     again = trainer(tmp_path / "again")
     again.train(resume_from_checkpoint=str(tmp_path / "through" / "checkpoint-3"))
     left, right = (tmp_path / name / "checkpoint-5" for name in ("through", "again"))
+    assert any("LayerNorm.gamma" in name for name in load_file(left / FILES[0])) == (names == "old")
     for file in FILES:
         assert (left / file).exists() == (file != FILE or again.adversary is not None)
         assert not (left / file).exists() or (left / file).read_bytes() == (right / file).read_bytes()
@@ -111,7 +125,8 @@ def test_a_saved_folder_is_an_ordinary_model_with_its_adversary_beside(tmp_path:
     assert not any("adversary" in name for name in load_file(tmp_path / "saved" / "model.safetensors"))
 
 
-def test_the_best_model_comes_back_with_its_adversary(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["new", "old"])
+def test_the_best_model_comes_back_with_its_adversary(names: str, tmp_path: Path) -> None:
     args = arguments(
         tmp_path,
         save_strategy="steps",
@@ -124,7 +139,7 @@ def test_the_best_model_comes_back_with_its_adversary(tmp_path: Path) -> None:
     )
     steps: list[int] = []
     trainer = AdversarialTrainer(
-        tiny_bert("classification"),
+        old_bert(tmp_path / "old") if names == "old" else tiny_bert("classification"),
         args,
         train_dataset=rows("classification", 16),
         eval_dataset=rows("classification", 4),
@@ -134,6 +149,8 @@ def test_the_best_model_comes_back_with_its_adversary(tmp_path: Path) -> None:
     )
     trainer.train()
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "checkpoint-2")
+    assert_close(weights(trainer.model), weights(saved), atol=0)
     best = load_file(tmp_path / "checkpoint-2" / FILE)
     assert_close(weights(trainer.adversary), best, atol=0)
     last = load_file(tmp_path / "checkpoint-4" / FILE)

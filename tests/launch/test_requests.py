@@ -48,6 +48,7 @@ SLURM = ["--slurm", "--nproc", "1"]
 WRONG = {
     "misspelt key": Wrong(["--optim.lrr", "3"], 2, "did you mean 'optim.lr'"),
     "value out of range": Wrong(["--optim.lr", "3"], 2, "allowed: 0 < lr <= 1, set --optim.lr"),
+    "more rows than memory": Wrong(["--global_batch", "1000000000000"], 2, "allowed: 1 <= global_batch <= 1048576"),
     "no steps": Wrong(["--steps", "0"], 2, "allowed: 1 <= steps"),
     "unknown method": Wrong(["--method", "freelbb"], 2, "vanilla"),
     "fp16 without a GPU": Wrong(["--precision", "fp16"], 2, "--precision fp32"),
@@ -72,15 +73,29 @@ WRONG = {
     "node without hostfile": Wrong(["--node_rank", "0"], 2, "--hostfile"),
     "more slots than cores": Wrong([*HOSTS, "--node_rank", "1"], 2, "slots=6, but this machine has 2"),
     "first machine unknown": Wrong(["--hostfile", "BAD/unknown", "--node_rank", "1"], 2, "set --master_addr"),
+    "first machine no name can be": Wrong(["--hostfile", "BAD/dots", "--node_rank", "1"], 2, "set --master_addr"),
     "unequal shares of machines": Wrong(["--hostfile", "BAD/three", "--node_rank", "0"], 2, "3 processes"),
     "port out of range": Wrong([*HOSTS, "--master_port", "80"], 2, "allowed: 1024 <= master_port <= 65535"),
     "slurm without nproc": Wrong(["--slurm"], 2, "set --nproc"),
     "slurm and hostfile": Wrong([*SLURM, *HOSTS], 2, "leave --hostfile out"),
     "slurm and a node": Wrong([*SLURM, "--node_rank", "0"], 2, "--hostfile"),
     "slurm for unequal shares": Wrong([*SLURM, "--nodes", "3"], 2, "3 processes"),
-    "slurm and a time of words": Wrong([*SLURM, "--time", "long"], 2, "set --time"),
-    "slurm and no option": Wrong([*SLURM, "--sbatch", "account=x"], 2, "--sbatch"),
+    "slurm and a time of words": Wrong(
+        [*SLURM, "--time", "long"], 2, "time = 'long': allowed: [days-]hours:minutes:seconds, set --time"
+    ),
+    "slurm and no option": Wrong(
+        [*SLURM, "--sbatch", "account=x"],
+        2,
+        "sbatch = 'account=x': allowed: an option with its dashes, such as --account=NAME, set --sbatch\n",
+    ),
+    "slurm and a partition of nothing": Wrong([*SLURM, "--partition", ""], 2, "--partition needs a value"),
+    "slurm and damaged shards": Wrong([*SLURM, "--data", "BAD/flipped"], 1, "is damaged"),
+    "slurm and a cut checkpoint": Wrong([*SLURM, "--out", "BAD/cut"], 1, "lacks model.safetensors"),
+    "slurm and no run folder": Wrong([*SLURM, "--out", "BAD/hosts/run"], 2, "hosts is no folder; set another --out"),
+    "slurm and a line break": Wrong([*SLURM, "--dry_run", "--out", "a\nb"], 2, "'a\\nb': a job's file takes no line"),
     "nodes without slurm": Wrong(["--nodes", "2"], 2, "--slurm"),
+    "a run folder that is a file": Wrong(["--out", "BAD/hosts"], 2, "hosts is no folder; set another --out"),
+    "checkpoints that are a file": Wrong(["--dry_run", "--out", "BAD/filed"], 2, "filed/checkpoints is no folder"),
     "a checkpoint that lacks a file": Wrong(["--out", "BAD/cut"], 1, "lacks model.safetensors"),
 }
 
@@ -100,6 +115,9 @@ def bad(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (folder / "twice").write_text("127.0.0.1 slots=1\nb slots=1\n127.0.0.1 slots=1\n")
     (folder / "empty").write_text("\n# nobody\n")
     (folder / "unknown").write_text("no-such-machine.invalid slots=1\n127.0.0.1 slots=1\n")
+    (folder / "dots").write_text("a..b slots=1\n127.0.0.1 slots=1\n")
+    (folder / "filed").mkdir()
+    (folder / "filed" / "checkpoints").touch()
     (folder / "three").write_text("127.0.0.1 slots=1\nb slots=2\n")
     cut_checkpoint(folder / "cut")
     return folder
@@ -121,6 +139,7 @@ def test_a_wrong_request_ends_with_one_line_before_anything_is_written(
     def resolve(host: str, *_: object) -> None:
         if host.endswith(".invalid"):  # without asking the network, which may take long to deny it
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        host.encode("idna")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     flags = [flag.replace("BAD", str(bad)) for flag in WRONG[name].flags]
@@ -213,8 +232,8 @@ def test_machines_that_pdsh_does_not_reach_are_refused(
     assert_refused(done, 2, "other: ssh: connect to host other: refused")
     program(tmp_path / "bin", "pdsh", "#!/bin/sh\necho 'other: Welcome' >&2\n")
     assert ask("pretrain", "--config", config, "--hostfile", bad / "hosts", "--dry_run").code == 0
-    (tmp_path / "file").touch()
-    done = ask("pretrain", "--config", config, "--hostfile", bad / "hosts", "--out", tmp_path / "file" / "run")
+    (tmp_path / "run" / "deepspeed_env").mkdir(parents=True)
+    done = ask("pretrain", "--config", config, "--hostfile", bad / "hosts", "--out", tmp_path / "run")
     assert_refused(done, 1, "cannot write")
 
 
@@ -238,6 +257,12 @@ def test_the_gpus_that_the_caller_names_are_used(monkeypatch: pytest.MonkeyPatch
         command()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "--num_accelerators 2" in command()
+
+
+def test_on_one_machine_deepspeed_reads_no_hostfile_that_a_cluster_may_have() -> None:
+    command = deepspeed_command(ClusterOptions(), Nodes({"localhost": 2}, node=0), ["pretrain", "run"])
+    file = command[command.index("--hostfile") + 1]
+    assert not Path(file).is_file()  # which is what DeepSpeed asks
 
 
 def test_a_python_without_deepspeed_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

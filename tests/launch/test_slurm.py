@@ -147,6 +147,6 @@ def test_the_file_is_shown_or_submitted(
     program(tmp_path / "bin", "sbatch", "#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
     refused = ask("pretrain", *flags)
     assert (refused.code, "invalid partition" in refused.err, refused.err.count("\n")) == (1, True, 1)
-    (tmp_path / "file").touch()
-    refused = ask("pretrain", *flags, "--out", tmp_path / "file" / "run")
+    (tmp_path / "other" / "job.sbatch").mkdir(parents=True)
+    refused = ask("pretrain", *flags, "--out", tmp_path / "other")
     assert (refused.code, "cannot write" in refused.err, refused.err.count("\n")) == (1, True, 1)

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM
+from safetensors import SafetensorError
+from transformers import AutoModelForMaskedLM, BertForMaskedLM
 
 from asa import record
 from asa.attention import attach
 from asa.config import to_dict
+from asa.errors import NotWritten
 from pretrain import export as export_module
 from pretrain.card import card
 from pretrain.config import PretrainConfig
@@ -82,6 +84,20 @@ def test_the_card_of_a_method_from_outside_has_the_settings_given_for_it(request
 def card_of(settings: PretrainConfig | dict[str, Any]) -> str:
     config = settings if isinstance(settings, dict) else to_dict(settings)
     return card({"config": config, "step": 1, "inputs": {"data": "0"}}, [], adversary=True)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    request_: PretrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(replace(request_, steps=1), CPU)
+
+    def full(*_: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(BertForMaskedLM, "save_pretrained", full)
+    with pytest.raises(NotWritten, match=r"export cannot be written: No space left on device; free some space"):
+        export(ExportConfig(checkpoint=request_.out, out=tmp_path / "export"))
+    assert not list(tmp_path.glob("export*"))
 
 
 def test_an_adversary_can_be_taken_up_again_from_beside_the_model(request_: PretrainConfig, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from asa.config import save_yaml
 from asa.errors import RequestError, WorkError
 from asa.optim import OptimConfig
 from pretrain.config import PretrainConfig, check
+from pretrain.export import ExportConfig, export
 from pretrain.loop import train
 from pretrain.resume import newest
 from tests.pretrain.conftest import flip_a_byte
@@ -96,6 +97,44 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_as_the_undisturbed_one(
         expected, found = (load_file(c.out / "checkpoints" / "step-4" / name) for c in (finished, run))
         assert expected.keys() == found.keys()
         assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def change_facts(folder: Path, **changes: Any) -> None:
+    facts = manifest.read(folder, checkpoint.KIND, "-") | changes
+    manifest.write(folder, checkpoint.KIND, {name: value for name, value in facts.items() if value is not None})
+
+
+@pytest.mark.parametrize(("number", "told"), [(None, 1), (checkpoint.FORMAT + 1, checkpoint.FORMAT + 1)])
+def test_a_checkpoint_of_another_format_is_told_and_the_one_before_it_not_taken(
+    run: PretrainConfig, number: int | None, told: int, tmp_path: Path
+) -> None:
+    change_facts(run.out / "checkpoints" / "step-4", format=number)
+    message = rf"step-4 was made by another version .*format {told}, this one reads {checkpoint.FORMAT}.*; use that"
+    with pytest.raises(WorkError, match=f"{message} version, or set another --out"):
+        newest(run, 1)
+    with pytest.raises(WorkError, match=f"{message} version, or set another --checkpoint"):
+        export(ExportConfig(checkpoint=run.out, out=tmp_path / "export"))
+
+
+def test_a_setting_that_is_unknown_here_is_named(run: PretrainConfig) -> None:
+    newer = run.out / "checkpoints" / "step-4"
+    change_facts(newer, config=manifest.read(newer, checkpoint.KIND, "-")["config"] | {"dreams": 3})
+    with pytest.raises(RequestError, match=r"holds a run with another dreams \(3\); .* another --out"):
+        newest(run, 1)
+
+
+def test_a_damaged_record_is_told_before_the_ranks_are_started(run: PretrainConfig) -> None:
+    path = run.out / record.NAME
+    path.write_bytes(b"garbage\n" + path.read_bytes())
+    with pytest.raises(WorkError, match=r"line 1 of .*metrics\.jsonl is damaged"):
+        newest(run, 1)
+
+
+def test_a_complete_run_is_left_as_it_is(run: PretrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in run.out.rglob("*") if path.is_file()}
+    train(replace(run, zero=3, offload=True, save_every=7), CPU)
+    assert f"{run.out} is complete" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in run.out.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
