@@ -133,7 +133,7 @@ def _with_entries(argv: list[str]) -> list[str]:
             raise RequestError("--config needs a value, FILE or FILE:ENTRY; see --help")
         file, colon, name = split[index].rpartition(":")
         if colon and file.endswith(".yaml"):
-            split[index] = json.dumps(entry(Path(file), name))
+            split[index] = json.dumps(entry(Path(file), name), default=str)  # a date is YAML's reading of a name
         elif "\n" not in split[index] and Path(split[index]).is_file():
             _keys(Path(split[index]))  # a wrong one would be a traceback of the parser's
     return split

@@ -1,5 +1,6 @@
 """Hugging Face folders: checks, loading of models."""
 
+import errno
 import functools
 import hashlib
 import json
@@ -136,8 +137,9 @@ def loading(folder: Path, flag: str) -> Generator[None]:
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # of many classes
-        # The machine's faults; an OSError without a number is transformers' own, of a file that is not there.
-        if getattr(error, "errno", None) is not None or "can't allocate memory" in str(error):
+        # The machine's faults; an OSError without a number is transformers' own, of a file that is not there, and one
+        # of EINVAL torch's, of a file that was cut.
+        if getattr(error, "errno", None) not in (None, errno.EINVAL) or "can't allocate memory" in str(error):
             raise
         why = " ".join(str(error).split())[:300] or type(error).__name__
         raise RequestError(f"{folder} cannot be loaded ({why}); give a complete folder by {flag}") from None
@@ -184,13 +186,14 @@ def names_in(folder: Path) -> set[str]:
 
 
 def load_renamed(model: PreTrainedModel, folder: Path, flag: str) -> None:
-    """Put into `model` the weights that save_pretrained wrote to `folder`, if any has another name there: a model whose
-    weights came under old names is saved under these (LayerNorm.gamma of BERT's first releases), and load_state_dict
-    knows the new ones alone.
+    """Put into `model` the weights that save_pretrained wrote to `folder`, if any has another name there, or may have:
+    in files that are no safetensors. A model whose weights came under old names is saved under these (LayerNorm.gamma
+    of BERT's first releases), and load_state_dict knows the new ones alone.
 
     Raises: RequestError where a weight of the model is there under no name, or its class reads no folder.
     """
-    if names_in(folder) <= model.state_dict().keys():
+    names = names_in(folder)
+    if names and names <= model.state_dict().keys():
         return
     kind: Any = type(model)
     # In fp32, which holds what any of the weights may be in; each goes into its own precision again below.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from asa.errors import NotWritten, RequestError
+from asa.errors import NotWritten, RequestError, WorkError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -37,6 +37,8 @@ def refusal_told(path: Path, advice: str = "give the same command again") -> Gen
     """
     try:
         yield
+    except (RequestError, WorkError):  # told already
+        raise
     except Exception as error:  # tokenizers raises this very class
         found = refusal(error)
         if found is None and not isinstance(error, SafetensorError):
@@ -46,11 +48,11 @@ def refusal_told(path: Path, advice: str = "give the same command again") -> Gen
         raise NotWritten(f"{path} cannot be written: {reason}; {first} and {advice}") from error
 
 
-def refusal(error: Exception) -> tuple[int | None, str] | None:
-    """Number and reason of what the system refused; None for any other error. safetensors and tokenizers hide the
-    system's words in errors of their own."""
+def refusal(error: Exception) -> tuple[int, str] | None:
+    """Number and reason of what the system refused; None for any other error, a library's own OSError, without a
+    number, too. safetensors and tokenizers hide the system's words in errors of their own."""
     if isinstance(error, OSError):
-        return error.errno, error.strerror or str(error)
+        return None if error.errno is None else (error.errno, error.strerror or str(error))
     found = re.search(r"(\w[\w ]*) \(os error (\d+)\)", str(error))
     return (int(found[2]), found[1]) if found else None
 

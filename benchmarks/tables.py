@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import date
 from pathlib import Path
 from typing import TypeVar
@@ -28,13 +28,14 @@ _SETTINGS = (
     "GLIBC_TUNABLES",
     "LD_PRELOAD",
     "OMP_",
-    "MKL_",
-    "KMP_",
     "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "ATEN_",
     "PYTORCH_",
-    "TORCH_",
-    "NVIDIA_",
 )
+_SETTINGS += ("TORCH_CUDNN_", "TORCH_ALLOW_TF32", "NVIDIA_TF32", "CUDA_LAUNCH_BLOCKING", "CUBLAS_", "NCCL_", "TRITON_")
 
 
 @config
@@ -80,14 +81,13 @@ def save(request: Recorded, name: str, argv: Sequence[str], table: str) -> None:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Inside, no other benchmark puts a table into a file of this folder; the lock goes with the process."""
-    with refusal_told(path, "set --results"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        with refusal_told(path, "set --results"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def check_gpus(processes: Collection[int]) -> bool:

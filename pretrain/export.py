@@ -63,20 +63,22 @@ def export(request: ExportConfig) -> float:
     trained = _module(source / "hf", facts, asa).eval()
     load_parameters(trained, state)
     parts, tokenizer = _parts(trained), load_tokenizer(source / "hf", "--checkpoint")
-    with refusal_told(request.out), manifest.staging(request.out) as folder:
-        for part in parts:
-            with hf.quiet():
+    about = card(facts, record.read(_record_of(source)), trained.adversary is not None)
+    with manifest.staging(request.out) as folder:
+        with refusal_told(request.out), hf.quiet():
+            for part in parts:
                 part.model.save_pretrained(folder / part.path)
-            tokenizer.save_pretrained(folder / part.path)
-        (folder / "README.md").write_text(card(facts, record.read(_record_of(source)), trained.adversary is not None))
-        if trained.adversary is not None:
-            trained.adversary.save_pretrained(folder)
+                tokenizer.save_pretrained(folder / part.path)
+            (folder / "README.md").write_text(about)
+            if trained.adversary is not None:
+                trained.adversary.save_pretrained(folder)
         difference = max(parity(part, folder / part.path) for part in parts)
         if not difference <= PARITY:
             raise WorkError(
                 f"the exported logits differ from the trained ones by {difference:.1e}, more than {PARITY:g}"
             )
-        manifest.write(folder, KIND, {"source": source.name, "step": facts["step"], "parity": difference})
+        with refusal_told(request.out):
+            manifest.write(folder, KIND, {"source": source.name, "step": facts["step"], "parity": difference})
     return difference
 
 

@@ -98,6 +98,8 @@ class Outside:
         self._name, self._method = name, method
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copying asks of an object that has nothing yet
+            raise AttributeError(name)
         return getattr(self._method, name)
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:

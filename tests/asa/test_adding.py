@@ -1,5 +1,6 @@
 """docs/adding-a-method.md works as printed: its file is a method, its commands are requests, the contract holds."""
 
+import copy
 import re
 import sys
 from pathlib import Path
@@ -87,6 +88,11 @@ def test_other_backward_passes_than_it_says_are_refused(
     said = f"method sign_step:Sign called engine.backward {backwards} times .* passes = {passes};"
     with pytest.raises(RequestError, match=said):
         built.backward(engine, tiny_batch("classification"), At(0, 0))
+
+
+def test_a_method_from_outside_can_be_copied(method: str) -> None:
+    built = METHODS[method](MethodsConfig(outside={"size": 0.5}))
+    assert copy.deepcopy(built).size == 0.5  # type: ignore[attr-defined]
 
 
 NO_BUILDERS = {

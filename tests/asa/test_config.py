@@ -162,6 +162,12 @@ def test_a_config_that_would_be_read_otherwise_than_it_looks_is_refused(text: st
     assert (found.count, found.seeds) == (16, (0, 1000))
 
 
+def test_a_folder_named_as_a_date_is_one_in_an_entry_too(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("entry: {folder: 2026-11-23}\n")
+    assert parse(Outer, ["--config", f"{path}:entry"], "prog").folder == Path("2026-11-23")
+
+
 def test_a_config_without_entries_and_one_without_a_name_are_told(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("folder: x\n")

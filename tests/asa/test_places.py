@@ -25,7 +25,11 @@ def test_a_file_is_put_in_place_at_the_end_alone(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RequestError("wrong"), ValueError("a bug")])
+# A library's own OSError has no number.
+OTHERS = [KeyboardInterrupt(), RequestError("wrong (os error 19)"), ValueError("a bug"), OSError("no file named x")]
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=repr)
 def test_what_else_goes_wrong_passes_and_leaves_the_old_file(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "file.txt"
     path.write_text("old")
