@@ -48,8 +48,8 @@ class Predictions(NamedTuple):
             raise WorkError("a prediction is not finite; lower --optim.lr")
 
 
-# What zipfile, its decompressors and numpy raise of a damaged file: NotImplementedError of an unknown version,
-# RuntimeError of a bit that says encrypted, TypeError of an array alone; and what is made of parts that do not fit.
+# What zipfile, its decompressors and numpy raise of a damaged file: RuntimeError of an unknown version and of a bit
+# that says encrypted, TypeError of an array alone; and what is made of parts that do not fit.
 DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, AttributeError, RuntimeError, OverflowError)
 DAMAGED += (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, SyntaxError, MemoryError, WorkError)
 
