@@ -65,6 +65,11 @@ class ASAConfig:
             raise ValueError("dropout shared needs masked_score shifted; set --asa.masked_score or --asa.dropout")
         return self
 
+    @property
+    def in_attention(self) -> bool:
+        """Whether attention can make the map itself, while it attends: of signs, for all heads, lowering scores."""
+        return (self.mask, self.heads, self.masked_score) == ("hard", "shared", "shifted")
+
     @classmethod
     def released(cls, **changes: Any) -> "ASAConfig":
         """The authors' program exactly, its defects included."""
@@ -172,10 +177,10 @@ class Adversary(nn.Module):
         return threshold(x_BLL, self.config.reversal, self.config.temperature)
 
     def products(self, h_BLD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(q_BLD, k_BLD, bias_BL), the factors in `dtype` and the bias in fp32: the map is the signs of q k^T + bias,
-        and the scores are that over sqrt(D), without the -1e4."""
+        """(q_BLD, k_BLD, bias_BL), the factors in `dtype`, the bias at least in fp32: the map is the signs of
+        q k^T + bias, and the scores are that over sqrt(D), without the -1e4."""
         q_BLD, k_BLD, bias_BL = self._factors(h_BLD.detach().to(next(self.query.parameters()).dtype))
-        return q_BLD.to(dtype), k_BLD.to(dtype), None if bias_BL is None else bias_BL.float()
+        return q_BLD.to(dtype), k_BLD.to(dtype), None if bias_BL is None else _wide(bias_BL)
 
     def noise(self, ids_BL: Tensor) -> Tensor | None:
         """What forward takes as noise for rows of this shape: with mask gumbel a draw, else None."""

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from asa.adversary import Adversaries, ASAConfig
 from asa.biased import Seat, seat, unseat
+from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import family
 from asa.signal import Pass, Perturb, Signal, Tap
@@ -67,6 +68,8 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
     norm = model.base_model.get_submodule(found.norm)
     # Partials and not bound methods, which would pickle as attributes that the class has not.
     vars(norm)["forward"] = partial(_norm, norm)
+    for module in _dropouts(model):
+        vars(module)["forward"] = partial(dropout, module, signal)
     vars(model.base_model)["_asa"] = _Attached(signal, handles, model)
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in recomputed:
@@ -88,7 +91,8 @@ def detach(model: PreTrainedModel) -> None:
         unseat(module)
         if isinstance(function := vars(module).get("_gradient_checkpointing_func"), _Recalling):
             vars(module)["_gradient_checkpointing_func"] = function.function
-    del vars(base.get_submodule(family(model.config.model_type).norm))["forward"]
+    for module in (base.get_submodule(family(model.config.model_type).norm), *_dropouts(attached.owner)):
+        del vars(module)["forward"]
     del vars(attached.owner)["_set_gradient_checkpointing"]
 
 
@@ -143,6 +147,10 @@ def _norm(module: Any, x_BLD: Tensor) -> Tensor:
     norm: Any = module
     weight, bias = (None if p is None else p.to(x_BLD.dtype) for p in (norm.weight, norm.bias))
     return F.layer_norm(x_BLD, norm.normalized_shape, weight, bias, norm.eps).to(dtype)
+
+
+def _dropouts(model: PreTrainedModel) -> list[nn.Dropout]:
+    return [module for module in model.modules() if type(module) is nn.Dropout]
 
 
 def _tap(signal: Signal, block: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

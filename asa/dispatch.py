@@ -12,8 +12,10 @@ from transformers.integrations.sdpa_attention import (
 )
 
 from asa import cpu_attention
-from asa.fused import fused_attention
-from asa.fused.products import NAME
+from asa.adversary import ASAConfig
+from asa.cpu_map import KeepMap
+from asa.fused import fused_attention, supported
+from asa.fused.products import NAME, Products
 from asa.signal import Pass
 
 # B rows, H heads, K width of one head, L length (queries, then keys)
@@ -34,22 +36,41 @@ def forward(
     With Products in its seat the module's last rows are attacked; those before them are a clean pass's.
     """
     seat = module._asa_seat
-    scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if seat.products is None:
-        causal = attention_mask is None and (kwargs.get("is_causal") or getattr(module, "is_causal", False))
-        # No pass of ours: the model as it was, to the bit.
-        if seat.signal.now is None or causal or not cpu_attention.suits(query, key, attention_mask, dropout):
-            with one_kernel(seat.signal.now, dropout, query.device):
-                return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-        return cpu_attention.context(query, key, value, attention_mask, dropout, scale), None
-    found, seat.products = seat.products, None
-    attacked = len(found.q_BLD)
+    if seat.products is not None:
+        found, seat.products = seat.products, None
+        return _attacked(module, found, query, key, value, attention_mask, dropout, scaling, **kwargs), None
+    causal = attention_mask is None and (kwargs.get("is_causal") or getattr(module, "is_causal", False))
+    # No pass of ours: the model as it was, to the bit.
+    if seat.signal.now is None or causal or not cpu_attention.suits(query, key, attention_mask, dropout):
+        with one_kernel(seat.signal.now, dropout, query.device):
+            return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    return cpu_attention.context(query, key, value, attention_mask, dropout, _scale(query, scaling)), None
+
+
+def _attacked(
+    module: Any,
+    found: Products,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    **kwargs: Any,
+) -> Tensor:
+    config: ASAConfig = module._asa_seat.config
+    scale, attacked = _scale(query, scaling), len(found.q_BLD)
+    if not supported(config, query.device, found.q_BLD.dtype, query[-attacked:].shape):  # a CPU, then
+        keep = KeepMap(*found[:4], config.reversal, config.temperature)
+        context_BLHK, kept_BL = cpu_attention.attacked(query, key, value, attention_mask, dropout, scale, keep)
+        found.counted(kept_BL)
+        return context_BLHK
     free = len(query) - attacked
     # Not by slices, whose gradients would each be laid out among zeros and added up.
     parts = (x.split_with_sizes((free, attacked)) if free else (x, x) for x in (query, key, value))
     (free_q, q_BHLK), (free_k, k_BHLK), (free_v, v_BHLK) = parts
     context_BHLK, kept_BL = fused_attention(
-        q_BHLK, k_BHLK, v_BHLK, *found[:4], scale=scale, dropout=dropout, config=seat.config
+        q_BHLK, k_BHLK, v_BHLK, *found[:4], scale=scale, dropout=dropout, config=config
     )
     found.counted(kept_BL)
     context_BLHK = context_BHLK.transpose(1, 2)
@@ -57,7 +78,11 @@ def forward(
         mask = None if attention_mask is None else attention_mask[:free]
         clean_BLHK, _ = forward(module, free_q, free_k, free_v, mask, dropout, scaling, **kwargs)
         context_BLHK = torch.cat([clean_BLHK, context_BLHK])
-    return context_BLHK, None
+    return context_BLHK
+
+
+def _scale(q_BHLK: Tensor, scaling: float | None) -> float:
+    return q_BHLK.shape[-1] ** -0.5 if scaling is None else scaling
 
 
 def one_kernel(now: Pass | None, dropout: float, device: torch.device) -> AbstractContextManager[None]:

@@ -20,8 +20,8 @@ class Site(NamedTuple):
     seen_BLL: True where a query may attend a key at all (no padding, within a local layer's window); sizes of 1
         stand for all.
     weights: () -> attention weights BHLL of the unperturbed layer without dropout; no gradient. Costs a forward pass.
-    fused: () -> the type of the products of which the layer can make its own map while it attends (asa.fused); None: it
-        cannot. The first call tries the kernels, which takes a while.
+    fused: () -> the type of the products of which the layer can make its own map while it attends (asa.fused on a GPU,
+        asa.cpu_attention); None: it cannot. The first call tries a GPU's kernels, which takes a while.
     """
 
     layer: int

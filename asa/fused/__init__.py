@@ -5,6 +5,7 @@ without it, or where `supported` says no, asa.adversary and asa.biased compute t
 """
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ FULL = ("out of memory", "ALLOC_FAILED")  # what torch, Triton and cuBLAS say of
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
 
 
-def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> bool:
+def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape: Sequence[int]) -> bool:
     """Whether fused_attention can attack attention as `config` says. Args: dtype and shape BHLK of the queries.
 
     The caller sees to it that the layer's own mask is one of keys alone, and that no other pass is to have the same
@@ -37,7 +38,7 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
         and (device.type != "cuda" or _fits(torch.cuda.get_device_capability(device), width))
         and length <= LONGEST
         and rows * heads <= MOST_PLANES
-        and (config.mask, config.heads, config.masked_score) == ("hard", "shared", "shifted")
+        and config.in_attention
         and find_spec("triton") is not None
         and torch.version.hip is None
         and _works(device, dtype, width)

@@ -1,4 +1,4 @@
-"""What a self-attention module of BERT's kind needs to make its keep map while it attends."""
+"""What a self-attention module of BERT's kind needs to make its keep map while it attends: on a GPU, or on a CPU."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from asa.adversary import ASAConfig
+from asa.cpu_attention import makes_map
 from asa.fused import supported
 
 NAME = "asa"  # of asa.dispatch's attention, in a module's config
@@ -25,7 +26,9 @@ class Products(NamedTuple):
 
 
 def fits(module: Any, config: ASAConfig, h_BLD: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the attention of h in a module of BERT's kind, with scores of this type, can be fused."""
+    """Whether the attention of h in a module of BERT's kind, with scores of this type, can make its own map."""
     rows, length = h_BLD.shape[:2]
     shape = (rows, module.num_attention_heads, length, module.attention_head_size)
-    return module.config._attn_implementation == NAME and supported(config, h_BLD.device, dtype, shape)
+    return module.config._attn_implementation == NAME and (
+        supported(config, h_BLD.device, dtype, shape) or makes_map(config, h_BLD.device, dtype, shape)
+    )
