@@ -29,11 +29,12 @@ FLOAT_MASKS = ("eager", "sdpa")
 
 
 class _Attached(NamedTuple):
-    """What a base model remembers of `attach`. owner: the whole model."""
+    """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs."""
 
     signal: Signal
     handles: list[Any]
     owner: PreTrainedModel
+    forwards: list[tuple[nn.Module, Any, Any]]
 
 
 def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversaries:
@@ -67,10 +68,11 @@ def attach(model: PreTrainedModel, config: ASAConfig | None = None) -> Adversari
     handles.append(model.base_model.register_forward_hook(partial(_take_last, signal, len(layers))))
     norm = model.base_model.get_submodule(found.norm)
     # Partials and not bound methods, which would pickle as attributes that the class has not.
-    vars(norm)["forward"] = partial(_norm, norm)
-    for module in _dropouts(model):
-        vars(module)["forward"] = partial(dropout, module, signal)
-    vars(model.base_model)["_asa"] = _Attached(signal, handles, model)
+    ours = [(norm, partial(_norm, norm)), *((module, partial(dropout, module, signal)) for module in _dropouts(model))]
+    forwards = [(module, forward, vars(module).get("forward")) for module, forward in ours]
+    for module, forward in ours:
+        vars(module)["forward"] = forward
+    vars(model.base_model)["_asa"] = _Attached(signal, handles, model, forwards)
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in recomputed:
         module._gradient_checkpointing_func = _Recalling(module._gradient_checkpointing_func, signal)
@@ -91,8 +93,10 @@ def detach(model: PreTrainedModel) -> None:
         unseat(module)
         if isinstance(function := vars(module).get("_gradient_checkpointing_func"), _Recalling):
             vars(module)["_gradient_checkpointing_func"] = function.function
-    for module in (base.get_submodule(family(model.config.model_type).norm), *_dropouts(attached.owner)):
-        del vars(module)["forward"]
+    for module, ours, theirs in attached.forwards:
+        if vars(module).get("forward") is ours:  # and not what somebody put there since
+            del vars(module)["forward"]
+            vars(module).update({} if theirs is None else {"forward": theirs})
     del vars(attached.owner)["_set_gradient_checkpointing"]
 
 
@@ -150,7 +154,8 @@ def _norm(module: Any, x_BLD: Tensor) -> Tensor:
 
 
 def _dropouts(model: PreTrainedModel) -> list[nn.Dropout]:
-    return [module for module in model.modules() if type(module) is nn.Dropout]
+    """But for those to which somebody has given a forward of their own."""
+    return [module for module in model.modules() if type(module) is nn.Dropout and "forward" not in vars(module)]
 
 
 def _tap(signal: Signal, block: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

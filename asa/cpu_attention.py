@@ -40,7 +40,8 @@ def makes_map(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
 
 def _ours(device: torch.device, dtype: torch.dtype, shape: Sequence[int]) -> bool:
     """Args: shape of the weights."""
-    return device.type == "cpu" and dtype in WIDE and prod(shape) >= SMALL and not torch.compiler.is_compiling()
+    # First: a compiler would compile anew for either side of the size.
+    return not torch.compiler.is_compiling() and device.type == "cpu" and dtype in WIDE and prod(shape) >= SMALL
 
 
 def context(
@@ -114,6 +115,8 @@ class _Attend(Function):
         ctx.save_for_backward(q, k, v, weights_BHLL, context_BHLK, x_ALL, kept_AL, *made[:4])
         ctx.mask, ctx.rescale, ctx.scaling = None if mask is None else mask.shape, rescale, scaling
         ctx.slope = made[4:]
+        if keep is not None and not any(ctx.needs_input_grad[6:9]):
+            ctx.mark_non_differentiable(kept_AL)
         return context_BHLK.transpose(1, 2), None if keep is None else kept_AL
 
     @staticmethod
@@ -123,7 +126,8 @@ class _Attend(Function):
         grad_BHLK = grads[0].transpose(1, 2)
         found_q, found_k, found_v = (torch.empty_like(x) for x in (q, k, v))
         found_mask = q.new_zeros(ctx.mask) if ctx.needs_input_grad[3] else None
-        keep, slope_ALL = None if made[0] is None else KeepMap(*made, *ctx.slope), torch.empty_like(x_ALL)
+        needed = ctx.needs_input_grad[6:9]
+        keep, slope_ALL = KeepMap(*made, *ctx.slope) if any(needed) else None, torch.empty_like(x_ALL)
         for rows, attacked in _portions(weights_BHLL, len(q) - len(x_ALL)):
             grad = grad_BHLK[rows] * ctx.rescale
             kept = weights_BHLL[rows].relu()  # a dropped weight is negative
@@ -134,12 +138,12 @@ class _Attend(Function):
             if attacked is not None and keep is not None:
                 parts = (x_ALL[attacked], kept_AL[attacked], d_scores.sum(1), grads[1][attacked])
                 slope_ALL[attacked] = slopes(keep, attacked, *parts)
-            elif found_mask is not None:
+            elif attacked is None and found_mask is not None:
                 part = found_mask[rows] if len(found_mask) > 1 else found_mask
                 part += d_scores.sum_to_size(len(d_scores) if len(found_mask) > 1 else 1, *ctx.mask[1:])
             torch.mul(d_scores @ k[rows], ctx.scaling, out=found_q[rows])
             torch.mul(d_scores.transpose(2, 3) @ q[rows], ctx.scaling, out=found_k[rows])
-        found_map = [None] * 3 if keep is None else gradients(keep, slope_ALL, ctx.needs_input_grad[6:9])
+        found_map = [None] * 3 if keep is None else gradients(keep, slope_ALL, needed)
         return found_q, found_k, found_v, found_mask, None, None, *found_map, None, None, None
 
 

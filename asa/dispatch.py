@@ -60,7 +60,7 @@ def _attacked(
 ) -> Tensor:
     config: ASAConfig = module._asa_seat.config
     scale, attacked = _scale(query, scaling), len(found.q_BLD)
-    if not supported(config, query.device, found.q_BLD.dtype, query[-attacked:].shape):  # a CPU, then
+    if query.device.type == "cpu" and not supported(config, query.device, found.q_BLD.dtype, query[-attacked:].shape):
         keep = KeepMap(*found[:4], config.reversal, config.temperature)
         context_BLHK, kept_BL = cpu_attention.attacked(query, key, value, attention_mask, dropout, scale, keep)
         found.counted(kept_BL)

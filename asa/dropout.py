@@ -1,4 +1,4 @@
-"""Dropout of an attached model's hidden states on a CPU: torch's draws 64 bits for each number, in one thread.
+"""Dropout of an attached model on a CPU but for what asa.cpu_attention drops: torch draws 64 bits for each number.
 
 Its probability is rounded to a multiple of 2^-16.
 """
@@ -12,15 +12,16 @@ from asa.spare import DRAWS, WIDE, bits, spare
 SMALL = 2**14  # below so many numbers the calls cost more than they
 
 
-def dropout(module: nn.Dropout, signal: Signal, x: Tensor) -> Tensor:
+def dropout(module: nn.Dropout, signal: Signal, input: Tensor) -> Tensor:  # torch's name of it
     """What `module` does in our passes; in others it is the one it was, to the bit."""
-    ours = signal.now is not None and module.training and not module.inplace and _suits(x, module.p)
-    return x * _factors(x, module.p) if ours else module.__class__.forward(module, x)
+    ours = signal.now is not None and module.training and not module.inplace and _suits(input, module.p)
+    return input * _factors(input, module.p) if ours else module.__class__.forward(module, input)
 
 
 def _suits(x: Tensor, p: float) -> bool:
-    large = x.numel() >= SMALL and x.device.type == "cpu" and x.dtype in WIDE
-    return large and 0 < spare(p)[0] < DRAWS and not torch.compiler.is_compiling()
+    # First: a compiler would compile anew for either side of the size.
+    ours = not torch.compiler.is_compiling() and x.device.type == "cpu" and x.dtype in WIDE
+    return ours and x.numel() >= SMALL and 0 < spare(p)[0] < DRAWS
 
 
 def _factors(like: Tensor, p: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Dropout by 16 random bits each: of attention's weights, and on a CPU of hidden states (asa.dropout)."""
+"""Dropout by 16 random bits each: in asa.cpu_attention, asa.dropout (a CPU's too) and asa.fused (a GPU's)."""
 
 import torch
 from torch import Tensor
@@ -16,5 +16,5 @@ def spare(dropout: float) -> tuple[int, float]:
 def bits(like: Tensor) -> Tensor:
     """int16 of the shape of `like`, from -2^15 to 2^15 - 1, each as probable, on a CPU: drawn by 64 bits, since torch
     takes as long for any number."""
-    drawn = torch.empty((like.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    drawn = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
     return drawn.view(torch.int16)[: like.numel()].view(like.shape)

@@ -1,7 +1,8 @@
 """ASA's attention on a GPU in fused kernels: the keep map lives as bits, neither pass lays out L x L floats per head.
 
 docs/kernels.md tells what is fused and how it was checked. Triton is imported on first use alone: it is optional, and
-without it, or where `supported` says no, asa.adversary and asa.biased compute the same, step by step.
+without it, or where `supported` says no, asa.adversary and asa.biased compute the same, step by step (asa.cpu_attention
+at once on a CPU).
 """
 
 import logging

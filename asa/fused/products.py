@@ -16,7 +16,10 @@ NAME = "asa"  # of asa.dispatch's attention, in a module's config
 
 
 class Products(NamedTuple):
-    """A keep map that is not laid out: 1[q k^T + bias > 0] at the keys seen. `counted` receives kept_BL, fp32."""
+    """A keep map that is not laid out: 1[q k^T + bias > 0] at the keys seen.
+
+    counted: receives kept_BL, at least in fp32.
+    """
 
     q_BLD: Tensor
     k_BLD: Tensor

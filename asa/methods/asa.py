@@ -34,7 +34,7 @@ class Map(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The same where fused kernels made the map: keys that each query keeps, fp32, and keys seen."""
+    """The same where attention made the map itself: keys that each query keeps, at least in fp32, and keys seen."""
 
     kept_BL: Tensor
     seen_BL: Tensor
@@ -79,7 +79,7 @@ def ready(
     # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
     ids_BL = batch.inputs["input_ids"].flatten(0, -2)
     noises = [cast(Adversary, maker).noise(ids_BL) for maker in adversary]
-    # Fused attention draws dropout otherwise than the clean pass, which is torch's, and knows no mask of pairs.
+    # An attention that makes its map may draw dropout otherwise than the clean pass, and knows no mask of pairs.
     fused = "shared" not in (dropout, adversary.config.dropout) and batch.inputs["attention_mask"].dim() < 4
     return attack(adversary, noises, maps, layers, fused), maps
 
@@ -126,7 +126,7 @@ def attack(
 
 
 def _products(maker: Adversary, site: Site, dtype: torch.dtype, maps: dict[int, Map | Counted]) -> Products:
-    """What fused attention makes its map of. Every query of these layers sees the same keys."""
+    """What attention makes its map of. Every query of these layers sees the same keys."""
     seen_BL = site.seen_BLL[:, 0].expand(len(site.h_BLD), -1)
 
     def counted(kept_BL: Tensor) -> None:

@@ -138,6 +138,51 @@ def test_a_step_is_the_one_with_maps_laid_out(
             torch.testing.assert_close(one[name].double(), value.double(), rtol=1e-5, atol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize("types", [("float64", "float32"), ("float32", "float64"), ("float32", "bfloat16")], ids=str)
+@pytest.mark.parametrize("merged", [True, False])
+def test_an_adversary_of_another_type_makes_the_same_map(
+    types: tuple[str, str], merged: bool, attacked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asa.adversary.merges", lambda _: merged)
+    found = []
+    for ours in (True, False):
+        monkeypatch.setattr("asa.fused.products.makes_map", lambda *_, ours=ours: ours)
+        torch.manual_seed(3)
+        module = tiny_module(asa=ASAConfig())
+        assert module.adversary is not None
+        module.model.to(getattr(torch, types[0]))
+        module.adversary.to(getattr(torch, types[1]))
+        terms = METHODS["asa"](MethodsConfig()).backward(tiny_engine(module), tiny_batch(), At(0, 0))
+        found.append((terms["loss"].double(), terms["masked_share"].double(), gradients(module)))
+    assert len(attacked) == LAYERS
+    torch.testing.assert_close(*found, rtol=2e-2 if types[1] == "bfloat16" else 2e-4, atol=1e-7)
+    assert found[0][1].tolist() == pytest.approx(found[1][1].tolist())
+
+
+def test_a_frozen_adversary_gives_the_price_no_graph(attacked: list[int]) -> None:
+    module = tiny_module("classification", ASAConfig())
+    assert module.adversary is not None
+    module.adversary.requires_grad_(False)
+    batch = tiny_batch("classification")
+    attend, maps = ready(tiny_engine(module), batch)
+    with perturbed(module.model, Perturb(attend=attend)):
+        logits = module.model(**batch.inputs).logits
+    assert not any(found.units(batch.pad_BL, "valid").requires_grad for found in maps.values())
+    logits.sum().backward()
+    assert gradients(module).keys() == {name for name, p in module.model.named_parameters(prefix="model")}
+    assert len(attacked) == LAYERS
+
+
+def test_a_compiled_model_does_without(attacked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr("asa.dropout.SMALL", 0)
+    monkeypatch.setattr("asa.dropout._factors", lambda *_: drawn.append(1))
+    module = tiny_module(asa=ASAConfig(), dropout=0.2).train()
+    module.model.compile(backend="eager")
+    METHODS["asa"](MethodsConfig()).backward(tiny_engine(module), tiny_batch(), At(0, 0))
+    assert (attacked, drawn) == ([], [])
+
+
 def test_what_is_recomputed_draws_the_same_dropout(attacked: list[int]) -> None:
     terms, wanted = step("mlm", dropout=0.2)
     again_terms, again = step("mlm", checkpointed=True, dropout=0.2)

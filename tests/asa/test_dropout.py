@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -62,8 +63,10 @@ def test_the_rest_is_the_modules(module: nn.Dropout, x: torch.Tensor) -> None:
     found = []
     for one in (lambda y: dropout.dropout(module, Signal(NOW), y), module):
         torch.manual_seed(0)
-        found.append(one(x.clone()))
-    assert torch.equal(*found)
+        found.append((one(x.clone()), torch.get_rng_state()))
+    (ours, drawn), (torchs, wanted) = found
+    assert torch.equal(ours, torchs)
+    assert torch.equal(drawn, wanted)
 
 
 def test_a_model_by_itself_is_the_one_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +89,40 @@ def test_a_model_by_itself_is_the_one_it_was(monkeypatch: pytest.MonkeyPatch) ->
     detach(model)
     assert torch.equal(logits(), wanted)
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_what_is_not_ours_is_left_alone() -> None:
+    """A forward that somebody gave a module, before or after; dropouts that come, go or serve two models."""
+    model: Any = tiny_bert("classification")
+    other: Any = tiny_bert("classification")
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x * 0 + 7
+
+    def late(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    model.dropout.forward = own
+    shared = other.dropout = model.base_model.embeddings.dropout
+    attach(model)
+    attach(other)
+    assert model.dropout(torch.ones(2)).tolist() == [7, 7]
+    model.classifier = nn.Sequential(nn.Dropout(0.2), model.classifier)
+    inner = model.base_model.encoder.layer[0].output.dropout
+    inner.forward = late
+    attach(model)
+    detach(model)
+    detach(other)
+    assert model.dropout.forward is own
+    assert inner.forward is late
+    assert "forward" not in vars(shared)
+    assert {m for m in (*model.modules(), *other.modules()) if "forward" in vars(m)} == {model.dropout, inner}
+
+
+def test_it_is_called_as_torchs() -> None:
+    model: Any = tiny_bert()
+    attach(model)
+    assert model.base_model.embeddings.dropout(input=torch.ones(2)).shape == (2,)
 
 
 def test_copies_are_bound_to_their_own_model() -> None:
