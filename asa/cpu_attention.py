@@ -1,7 +1,7 @@
 """Softmax attention on a CPU, for what torch's own does slowly there: dropout, and a mask that needs a gradient.
 
 A few rows at a time pass through all of it in place while they are in the cache. Of a row only its weights are kept,
-with a minus sign where they were dropped, and if it is attacked the scores of its keep map. A dropout mask costs a
+with a minus sign where they were dropped, and if it is attacked the products of its keep map. A dropout mask costs a
 quarter of what torch's takes, which is more than a product of matrices: 16 random bits decide on a weight, so `dropout`
 is rounded to a multiple of 2^-16.
 """
@@ -19,7 +19,7 @@ from asa.cpu_map import KeepMap, gradients, lowered, products, slopes
 from asa.spare import DRAWS, WIDE, bits, spare
 from asa.typed import Function
 
-# B rows, H heads, K width of one head, L length (queries, then keys)
+# B rows, A attacked ones, H heads, K width of one head, L length (queries, then keys)
 
 CACHED = 2**19  # weights of rows that are treated together, 2 MB
 SMALL = 2**18  # below so many weights the calls cost more than the numbers

@@ -1,4 +1,4 @@
-"""Dropout of an attached model on a CPU but for what asa.cpu_attention drops: torch draws 64 bits for each number.
+"""Dropout of an attached model on a CPU but for what asa.cpu_attention drops: torch draws it in one thread.
 
 Its probability is rounded to a multiple of 2^-16.
 """
