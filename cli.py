@@ -99,8 +99,9 @@ def given(
         " configs/method/freelb.yaml:mnli. May be given again: each adds its keys.",
     )
     parser.add_class_arguments(cls)
+    lists = _sequences(cls)
     for action in parser._actions:  # for paths it would offer a file that lists them, which _bracketed rules out
-        action.metavar = "[ITEM,...]" if action.dest in _sequences(cls) else action.metavar
+        action.metavar = "[ITEM,...]" if action.dest in lists else action.metavar
     printing = any(part.partition("=")[0] == "--print_config" for part in arguments)  # and then the program ends
     namespace = parser.parse_args(arguments, defaults=printing and show_defaults)
     return {key: value for key, value in namespace.as_dict().items() if key != "config"}

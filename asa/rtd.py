@@ -6,7 +6,7 @@ discriminator is 1/50 on the generator here (AdamW sees the ratio alone), and th
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from transformers import (
     AutoModelForPreTraining,
     AutoModelForTokenClassification,
     PreTrainedConfig,
-    PreTrainedModel,
 )
 
 from asa.adversary import ASAConfig
@@ -26,6 +25,9 @@ from asa.model import Output, TaskModel, masked_lm
 from asa.signal import Perturb, Tap
 from asa.typed import fork_rng, manual_seed
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 # B rows, L length, M masked positions, V vocabulary
 
 ORIGINAL, REPLACED = 0, 1  # classes of the discriminator
@@ -34,7 +36,7 @@ ORIGINAL, REPLACED = 0, 1  # classes of the discriminator
 class Discriminator(TaskModel):
     """One score per token, read as two classes, so that losses and divergences of token tasks apply as they are."""
 
-    def __init__(self, model: PreTrainedModel, asa: ASAConfig | None = None) -> None:
+    def __init__(self, model: "PreTrainedModel", asa: ASAConfig | None = None) -> None:
         super().__init__(model, "token", asa)
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
@@ -55,7 +57,7 @@ class ReplacedTokenModel(Discriminator):
     """
 
     def __init__(
-        self, discriminator: PreTrainedModel, generator: PreTrainedModel, asa: ASAConfig | None = None
+        self, discriminator: "PreTrainedModel", generator: "PreTrainedModel", asa: ASAConfig | None = None
     ) -> None:
         """Raises: RequestError for a generator whose word embeddings have another shape."""
         super().__init__(discriminator, asa)
@@ -70,7 +72,7 @@ class ReplacedTokenModel(Discriminator):
         return super().forward(batch, perturb, tap)
 
 
-def tie_embeddings(discriminator: PreTrainedModel, generator: PreTrainedModel) -> None:
+def tie_embeddings(discriminator: "PreTrainedModel", generator: "PreTrainedModel") -> None:
     """Give the generator the discriminator's word embeddings; of its own family also position and type tables of the
     same shape. Its output layer follows where its config ties the two.
 
@@ -136,7 +138,7 @@ def replace_tokens(masked: Batch, sampled_M: Tensor, total_labels: int) -> Batch
     return Batch("token", masked.inputs | {"input_ids": ids_BL}, labels_BL, masked.total_rows, total_labels)
 
 
-def load_discriminator(folder: Path, seed: int) -> tuple[PreTrainedModel, list[str]]:
+def load_discriminator(folder: Path, seed: int) -> tuple["PreTrainedModel", list[str]]:
     """The discriminator in `folder` and the names of parameters it lacked, which are new and drawn from `seed`.
 
     ELECTRA has a class of its own; other families get token classification with one class.
@@ -149,7 +151,7 @@ def load_discriminator(folder: Path, seed: int) -> tuple[PreTrainedModel, list[s
     return model, sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
 
 
-def new_discriminator(folder: Path) -> PreTrainedModel:
+def new_discriminator(folder: Path) -> "PreTrainedModel":
     """A discriminator of the architecture in `folder`, weights arbitrary."""
     config = read_config(folder)
     return discriminator_class(config).from_config(config)

@@ -3,11 +3,10 @@
 import re
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
-from scipy import stats
-from seqeval.metrics import f1_score as entity_f1_score
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+import scipy  # loads scipy.stats when it is asked for
 
 from asa.errors import RequestError
 from finetune.predictions import Predictions, Stored
@@ -47,32 +46,39 @@ def _marks_entities(labels: Sequence[str]) -> bool:
     return len(labels) > 1 and all(name == OUTSIDE or re.fullmatch("[BIES](-.+)?", name) for name in labels)
 
 
+def _sklearn() -> Any:
+    """scikit-learn's metrics. They take a second to load, which a command that only reads its request need not wait."""
+    from sklearn import metrics
+
+    return metrics
+
+
 def _accuracy(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
     if gold and isinstance(gold[0], list):
         names, guesses = _words(gold, found, labels)
-        return float(accuracy_score(list(chain.from_iterable(names)), list(chain.from_iterable(guesses))))
-    return float(accuracy_score(gold, found))
+        return float(_sklearn().accuracy_score(list(chain.from_iterable(names)), list(chain.from_iterable(guesses))))
+    return float(_sklearn().accuracy_score(gold, found))
 
 
 def _f1(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
-    return float(f1_score(gold, found, pos_label=1, zero_division=0))  # type: ignore[arg-type]  # stubs know text only
+    return float(_sklearn().f1_score(gold, found, pos_label=1, zero_division=0))
 
 
 def _macro_f1(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
-    return float(f1_score(gold, found, average="macro", zero_division=0))  # type: ignore[arg-type]
+    return float(_sklearn().f1_score(gold, found, average="macro", zero_division=0))
 
 
 def _matthews(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
     """0 where all are of one class, gold and predicted."""
-    return float(matthews_corrcoef(gold, found)) if len(np.unique([*gold, *found])) > 1 else 0.0
+    return float(_sklearn().matthews_corrcoef(gold, found)) if len(np.unique([*gold, *found])) > 1 else 0.0
 
 
 def _pearson(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
-    return _correlation(stats.pearsonr, gold, found)
+    return _correlation(scipy.stats.pearsonr, gold, found)
 
 
 def _spearman(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
-    return _correlation(stats.spearmanr, gold, found)
+    return _correlation(scipy.stats.spearmanr, gold, found)
 
 
 def _correlation(function: Callable, gold: Sequence[Label], found: Sequence[Label]) -> float:
@@ -94,14 +100,16 @@ def _words(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> 
 
 
 def _entity_f1(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
+    from seqeval.metrics import f1_score  # and with it scikit-learn
+
     names, guesses = _words(gold, found, labels)
-    return float(entity_f1_score(names, guesses, zero_division=0))  # type: ignore[arg-type]
+    return float(f1_score(names, guesses, zero_division=0))  # type: ignore[arg-type]
 
 
 def _token_f1(gold: Sequence[Label], found: Sequence[Label], labels: list[str]) -> float:
     names, guesses = (list(chain.from_iterable(rows)) for rows in _words(gold, found, labels))
     inside = [name for name in labels if name != OUTSIDE]
-    return float(f1_score(names, guesses, labels=inside, average="micro", zero_division=0))  # type: ignore[arg-type]
+    return float(_sklearn().f1_score(names, guesses, labels=inside, average="micro", zero_division=0))
 
 
 Metric = Callable[[Sequence[Label], Sequence[Label], list[str]], float]

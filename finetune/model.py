@@ -3,7 +3,7 @@
 import copy
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    PreTrainedModel,
 )
 
 from asa import dist, hf, manifest
@@ -26,6 +25,9 @@ from asa.tokenizer import for_words, load_tokenizer
 from finetune.config import FinetuneConfig
 from finetune.run import Run
 from finetune.tasks.task import Kind, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HEAD, ADVERSARY, DROPOUT = range(3)  # one random stream each, keyed by (seed, stream, step)
 HEADS: dict[Kind, Any] = {
@@ -52,7 +54,7 @@ def build(run: Run, config: FinetuneConfig, task: Task) -> tuple[TaskModel, list
     return module, new
 
 
-def _load(folder: Path, flag: str, task: Task) -> tuple[PreTrainedModel, list[str]]:
+def _load(folder: Path, flag: str, task: Task) -> tuple["PreTrainedModel", list[str]]:
     classes = task.labels or ["score"]
     try:
         with hf.quiet():

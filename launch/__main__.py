@@ -6,24 +6,27 @@ import cli  # first: it tells Ctrl-C in a line, also during the other imports, w
 import shlex
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 import torch
 
 from asa import manifest, places, record
 from asa.errors import RequestError
-from finetune.config import FinetuneConfig
-from finetune.sweep import Sweep
 from launch import slurm
 from launch.command import deepspeed_command, environment, exported, inherited, remote_signals
 from launch.nodes import Nodes, devices, find_nodes, local_nproc, most_processes
 from launch.options import ClusterOptions, FinetuneOptions, read
 from launch.processes import Outcome, run_together
-from pretrain.config import PretrainConfig, check
-from pretrain.resume import newest
+
+if TYPE_CHECKING:  # a command loads its own stage
+    from finetune.config import FinetuneConfig
+    from pretrain.config import PretrainConfig
 
 
 def pretrain_(argv: list[str]) -> None:
     """Start pre-training under the deepspeed launcher: on this machine, on those of --hostfile, or by --slurm."""
+    from pretrain.config import PretrainConfig
+
     options, request, rest = read(ClusterOptions, PretrainConfig, argv, "python -m launch pretrain [--nproc N]")
     if options.slurm:
         # The GPUs are elsewhere.
@@ -46,11 +49,14 @@ def pretrain_(argv: list[str]) -> None:
     sys.exit(answer(ended, not written.exists() or record.finished(written)))
 
 
-def _check_pretraining(request: PretrainConfig, world: int, cuda: bool, first: bool = True) -> None:
+def _check_pretraining(request: "PretrainConfig", world: int, cuda: bool, first: bool = True) -> None:
     """Refuse here, in one line, what every rank would refuse among the launcher's own lines.
 
     Args: first, whether the run folder is the one that rank 0 writes.
     """
+    from pretrain.config import check
+    from pretrain.resume import newest
+
     if first:
         places.check_folder(request.out / "checkpoints", "--out")
     check(request, world, cuda)
@@ -61,6 +67,9 @@ def _check_pretraining(request: PretrainConfig, world: int, cuda: bool, first: b
 
 def finetune_(argv: list[str]) -> None:
     """Fine-tune tasks x models x methods x seeds, --nproc runs at a time on a device each, or a run on --ranks."""
+    from finetune.config import FinetuneConfig
+    from finetune.sweep import Sweep
+
     prog = "python -m launch finetune [--nproc N | --ranks N]"
     options, request, rest = read(FinetuneOptions, FinetuneConfig, argv, prog, show_defaults=False)
     commands, settings = finetune_commands(options, rest, reads_the_hub(request))
@@ -72,7 +81,7 @@ def finetune_(argv: list[str]) -> None:
         sys.exit(answer(run_together(commands, inherited() | settings, "finetune"), finished=True))
 
 
-def reads_the_hub(request: FinetuneConfig) -> bool:
+def reads_the_hub(request: "FinetuneConfig") -> bool:
     """Whether a task may come from there: a standard one, or one of the user's own that says so or adds such."""
     own = request.task.hub is not None or bool(request.task.also)
     return request.data is None and (bool(request.tasks) or own)
