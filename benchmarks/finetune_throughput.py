@@ -50,7 +50,7 @@ class ThroughputConfig(Recorded):
     batch: Annotated[int, Field(ge=1, le=4096)] = 32
     """Rows per step."""
     batches: Annotated[int, Field(ge=1)] = STRETCH
-    """Batches of each case; with buckets, as many rows as 50 batches have are sorted by length together."""
+    """Batches of each case; with buckets, those of a quarter of them, of 50 at most, are sorted together."""
     every: Annotated[int, Field(ge=1)] = 5
     """Of the batches padded to the maximal length, which cost the same each, one in so many is run."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
