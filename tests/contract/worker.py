@@ -51,7 +51,7 @@ FP16_METHODS = tuple(name for name in METHODS if name not in NO_CLIMB)
 LOSS_SCALES = (2.0**2, 2.0**13)
 # Where DeepSpeed's scale arrives in long runs of large steps, whose totals keep the gradients themselves small.
 HIGH_SCALE, HIGH_TOTAL = 2.0**20, 39_000
-# Identical micro-batches of a window by ZeRO stage; 3 takes ten times as long.
+# Identical micro-batches of a window by ZeRO stage: sums in bf16 would be off from a few on. 3 takes ten times as long.
 SLICES = {0: 64, 1: 64, 2: 64, 3: 32}
 STEPS, ROWS, LENGTH, MASKED = 2, 8, 12, 3
 # A large eps keeps Adam from turning rounding noise of near-zero gradients into whole steps.
