@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, TracebackType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -91,6 +92,7 @@ def given(
 ) -> dict[str, Any]:
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
     arguments = _bracketed(cls, _with_entries(_named(cls, list(argv), positional)))
+    _refuse_sixties(cls, arguments)
     parser = _Parser(prog=prog, description=cls.__doc__, cls=cls, positional=positional)
     parser.add_argument(
         "--config",
@@ -191,6 +193,15 @@ def _refuse_repeated(argv: list[str], flags: Collection[str]) -> None:
         before.add(flag.removesuffix("+"))
 
 
+def _refuse_sixties(cls: Any, argv: list[str]) -> None:
+    """Ends the program for a number as YAML 1.1 has hours and minutes, 1:30 for 90, which _Loader refuses in files."""
+    split = [piece for part in argv for piece in (part.split("=", 1) if part.startswith("--") else [part])]
+    for flag, value in pairwise(split):
+        hint = _hint(cls, flag.removeprefix("--")) if flag.startswith("--") and re.search(r"\d:\d", value) else None
+        if hint is not None and "number" in (allowed := _told(hint)):
+            fail(f"{flag[2:]} = {value}: allowed: {allowed}; set {flag}")
+
+
 def _quoted(text: str) -> str:
     """A list of YAML with every element as text, `no` and `1` too; another thing as it is."""
     try:
@@ -272,6 +283,8 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         line = " ".join(message.split())
+        if (added := re.search(r"unrecognized arguments: --([\w.]+)\+", line)) and added[1] in _sequences(self.cls):
+            fail(f"--{added[1]}+ is no flag, a list is given whole; set --{added[1]} A,B")
         if unknown := _unknown_key(line):
             known = field_names(self.cls)
             hint = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)

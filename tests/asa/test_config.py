@@ -126,6 +126,9 @@ def test_a_value_out_of_range_names_key_value_range_and_flag(
         (["--inner", "null"], "inner = null: allowed: keys with their values; set --inner.KEY"),
         (["--inner", "3"], "inner = 3: allowed: keys with their values; set --inner.KEY"),
         (["--inner", "{rate: x}"], "inner.rate = x: allowed: a number; set --inner.rate"),
+        (["--count", "1:30"], "count = 1:30: allowed: a whole number; set --count"),
+        (["--weight=1:30.5"], "weight = 1:30.5: allowed: a number or null; set --weight"),
+        (["--seeds", "1", "--seeds+", "2"], "--seeds+ is no flag, a list is given whole; set --seeds A,B"),
     ],
 )
 def test_a_value_of_another_type_is_told_in_plain_words_with_its_flag(
