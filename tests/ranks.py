@@ -1,5 +1,6 @@
 """Several processes of one group, for tests."""
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -17,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 ON_CPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 FORKS = multiprocessing.get_context("forkserver")
 # What ranks take seconds to import.
-FORKS.set_forkserver_preload(["torch", "deepspeed", "transformers.modeling_utils", "transformers.models.bert"])
+FORKS.set_forkserver_preload(["torch", "deepspeed", "transformers.modeling_utils"])
 
 
 def run_ranks(world: int, module: str, *args: object, timeout: float, cuda: bool = False) -> str:
@@ -37,7 +38,8 @@ def _launched(world: int, words: list[str], timeout: float) -> str:
 
 
 def _forked(world: int, words: list[str], timeout: float) -> str:
-    """As torch's launcher does it, from a process that has imported torch and DeepSpeed, for a CPU, already."""
+    """From a process that has imported torch and DeepSpeed, for a CPU, already; they meet as torch's launcher has it.
+    How an interpreter with all of that ends is seen in tests/launch, not here."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(world)}
     meet |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "LOCAL_WORLD_SIZE": str(world)}
@@ -46,24 +48,31 @@ def _forked(world: int, words: list[str], timeout: float) -> str:
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{rank}.{kind}" for rank in range(world) for kind in ("out", "err")]
         ranks: list[Any] = []
-        for rank in range(world):
-            variables = dict(os.environ) | ON_CPU | meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            ranks.append(FORKS.Process(target=_rank, args=(words, variables, *paths[2 * rank : 2 * rank + 2])))
-            ranks[-1].start()
-        _wait(ranks, timeout)
+        try:
+            for rank in range(world):
+                variables = dict(os.environ) | ON_CPU | meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                ranks.append(FORKS.Process(target=_rank, args=(words, variables, *paths[2 * rank : 2 * rank + 2])))
+                ranks[-1].start()
+            ended = _ended(ranks, timeout)
+        finally:  # also where the test is interrupted
+            for rank in ranks:
+                rank.kill()
+                rank.join()
         texts = [path.read_text() if path.exists() else "" for path in paths]
-    assert [rank.exitcode for rank in ranks] == [0] * world, "\n".join(text[-3000:] for text in texts[1::2])
+    told = "\n".join(text[-3000:] for text in texts[1::2])
+    assert ended, f"no end after {timeout} s\n{told}"
+    assert (codes := [rank.exitcode for rank in ranks]) == [0] * world, f"exit codes {codes}\n{told}"
     return "".join(texts[::2])
 
 
-def _wait(ranks: list[Any], timeout: float) -> None:
-    """Until all have ended, or one has failed: the others, which may wait for it, are ended then."""
+def _ended(ranks: list[Any], timeout: float) -> bool:
+    """Waits until all have ended, or one has failed, for which the others may wait; False after `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    while any(rank.is_alive() for rank in ranks):
-        if any(rank.exitcode for rank in ranks) or time.monotonic() > deadline:
-            for rank in ranks:
-                rank.kill()
+    while any(rank.is_alive() for rank in ranks) and not any(rank.exitcode for rank in ranks):
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.05)
+    return True
 
 
 def _rank(words: list[str], variables: dict[str, str], out: Path, err: Path) -> None:
@@ -72,4 +81,7 @@ def _rank(words: list[str], variables: dict[str, str], out: Path, err: Path) -> 
     os.environ.clear()
     os.environ.update(variables)
     sys.argv = words
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # which a forked process does not do by itself

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -324,3 +325,23 @@ def test_only_a_command_that_reads_tasks_from_the_hub_may_reach_it(flags: list[s
     request = cli.parse(FinetuneConfig, [*flags, "--models.m", "m", "--out", "o"], "finetune")
     _, settings = finetune_commands(FinetuneOptions(nproc=1), flags, reads_the_hub(request))
     assert ("HF_HUB_OFFLINE" in settings) == offline
+
+
+HELP = """
+import sys
+from launch.__main__ import finetune_, pretrain_
+try:
+    {command}_(["--help"])
+except SystemExit:
+    print("loaded", *sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("command", "other"), [("pretrain", "finetune"), ("finetune", "pretrain")])
+def test_a_command_that_needs_no_model_loads_none_nor_the_other_stage(command: str, other: str) -> None:
+    """They take seconds, which --help, --dry_run and refusals would wait."""
+    code = HELP.format(command=command)
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100).stdout
+    loaded = set(said.splitlines()[-1].split())
+    assert {f"{command}.config", "asa.attention", "torch"} <= loaded
+    assert not loaded & {"transformers.modeling_utils", "asa.biased", "sklearn", "scipy.stats", "deepspeed", other}
