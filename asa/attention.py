@@ -9,10 +9,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+import transformers  # not its models, which take seconds to load: who needs one waits for it
 from torch import Tensor, nn
 
 from asa.adversary import Adversaries, ASAConfig
@@ -20,9 +21,6 @@ from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import family
 from asa.signal import Pass, Perturb, Signal, Tap
-
-if TYPE_CHECKING:  # transformers' models take seconds to load, which only a command that needs one should wait
-    from transformers import PreTrainedModel
 
 # B rows, D width, L length
 
@@ -34,11 +32,11 @@ class _Attached(NamedTuple):
 
     signal: Signal
     handles: list[Any]
-    owner: "PreTrainedModel"
+    owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
 
 
-def attach(model: "PreTrainedModel", config: ASAConfig | None = None) -> Adversaries:
+def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = None) -> Adversaries:
     """Make `model` obey `perturbed(model, ...)` and return its (untrained) adversaries.
 
     The adversaries are no part of the model, which saves and loads as before. `detach` undoes it.
@@ -84,7 +82,7 @@ def attach(model: "PreTrainedModel", config: ASAConfig | None = None) -> Adversa
     return made.to(model.device, torch.float64 if wide else None) if wide or model.device.type != "cpu" else made
 
 
-def detach(model: "PreTrainedModel") -> None:
+def detach(model: "transformers.PreTrainedModel") -> None:
     """Remove what `attach` added; a model that was never attached stays as it is."""
     base = model.base_model
     attached: _Attached | None = vars(base).pop("_asa", None)
@@ -107,7 +105,7 @@ def detach(model: "PreTrainedModel") -> None:
 
 @contextmanager
 def perturbed(
-    model: "PreTrainedModel",
+    model: "transformers.PreTrainedModel",
     perturb: Perturb | None = None,
     tap: Tap | None = None,
     rows: Tensor | None = None,
@@ -158,7 +156,7 @@ def _norm(module: Any, x_BLD: Tensor) -> Tensor:
     return F.layer_norm(x_BLD, norm.normalized_shape, weight, bias, norm.eps).to(dtype)
 
 
-def _dropouts(model: "PreTrainedModel") -> list[nn.Dropout]:
+def _dropouts(model: "transformers.PreTrainedModel") -> list[nn.Dropout]:
     """But for those to which somebody has given a forward of their own."""
     return [module for module in model.modules() if type(module) is nn.Dropout and "forward" not in vars(module)]
 

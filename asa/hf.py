@@ -8,9 +8,10 @@ import pickle
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -26,9 +27,6 @@ from asa.errors import RequestError
 from asa.families import family
 from asa.tokenizer import ids_of, load_tokenizer
 from asa.typed import fork_rng, manual_seed
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 MASKED_LM: Any = AutoModelForMaskedLM  # whose methods have types in part
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -147,7 +145,7 @@ def loading(folder: Path, flag: str) -> Generator[None]:
         raise RequestError(f"{folder} cannot be loaded ({why}); give a complete folder by {flag}") from None
 
 
-def load_mlm(folder: Path, seed: int, flag: str = "--model") -> tuple["PreTrainedModel", list[str]]:
+def load_mlm(folder: Path, seed: int, flag: str = "--model") -> tuple["transformers.PreTrainedModel", list[str]]:
     """The masked-LM model in `folder` and the names of parameters it lacked, which are new and drawn from `seed`.
 
     A checkpoint without an MLM head gets one tied to its word embeddings. Raises: RequestError for weights that are not
@@ -159,7 +157,7 @@ def load_mlm(folder: Path, seed: int, flag: str = "--model") -> tuple["PreTraine
     return model, sorted(info["missing_keys"])
 
 
-def new_mlm(folder: Path) -> "PreTrainedModel":
+def new_mlm(folder: Path) -> "transformers.PreTrainedModel":
     """A masked-LM model of the architecture in `folder`, weights arbitrary."""
     return MASKED_LM.from_config(read_config(folder))
 
@@ -187,7 +185,7 @@ def names_in(folder: Path) -> set[str]:
     return found
 
 
-def load_renamed(model: "PreTrainedModel", folder: Path, flag: str) -> None:
+def load_renamed(model: "transformers.PreTrainedModel", folder: Path, flag: str) -> None:
     """Put into `model` the weights that save_pretrained wrote to `folder`, if any has another name there, or may have:
     in files that are no safetensors. A model whose weights came under old names is saved under these (LayerNorm.gamma
     of BERT's first releases), and load_state_dict knows the new ones alone.
@@ -206,7 +204,7 @@ def load_renamed(model: "PreTrainedModel", folder: Path, flag: str) -> None:
     model.load_state_dict(saved.state_dict())
 
 
-def checkpoint_activations(model: "PreTrainedModel", settings: dict[str, Any] | None = None) -> None:
+def checkpoint_activations(model: "transformers.PreTrainedModel", settings: dict[str, Any] | None = None) -> None:
     """Make the layers' activations again in the backward pass instead of keeping them; settings: those of
     torch.utils.checkpoint."""
     anyone: Any = model  # older releases of transformers have the method by its former name

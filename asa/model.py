@@ -3,9 +3,9 @@
 import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from asa.adversary import Adversaries, ASAConfig
@@ -13,9 +13,6 @@ from asa.attention import attach, perturbed
 from asa.batch import Batch, Kind
 from asa.signal import Perturb, Tap
 from asa.typed import fork_rng
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # B rows, C classes or choices, D width, L length, M masked positions, V vocabulary
 
@@ -57,7 +54,7 @@ class TaskModel(nn.Module):
 
     same_dropout = False  # True while passes with and without masks are given the same random state
 
-    def __init__(self, model: "PreTrainedModel", kind: Kind, asa: ASAConfig | None = None) -> None:
+    def __init__(self, model: "transformers.PreTrainedModel", kind: Kind, asa: ASAConfig | None = None) -> None:
         super().__init__()
         self.model = model
         self.kind: Kind = kind
@@ -84,7 +81,7 @@ class TaskModel(nn.Module):
             return TaskModel(twin, self.kind).float().eval()
 
 
-def _among_answers(model: "PreTrainedModel", batch: Batch) -> Tensor:
+def _among_answers(model: "transformers.PreTrainedModel", batch: Batch) -> Tensor:
     """Logits BC in which an answer that a question does not have, a sequence of padding alone, has no probability."""
     mask_BCL = batch.inputs["attention_mask"].clone()
     absent_BC = (mask_BCL == 0).all(-1)
@@ -96,7 +93,7 @@ def _among_answers(model: "PreTrainedModel", batch: Batch) -> Tensor:
 
 
 def masked_lm(
-    model: "PreTrainedModel",
+    model: "transformers.PreTrainedModel",
     batch: Batch,
     perturb: Perturb | None = None,
     tap: Tap | None = None,

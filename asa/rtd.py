@@ -6,9 +6,10 @@ discriminator is 1/50 on the generator here (AdamW sees the ratio alone), and th
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoModelForPreTraining,
@@ -25,9 +26,6 @@ from asa.model import Output, TaskModel, masked_lm
 from asa.signal import Perturb, Tap
 from asa.typed import fork_rng, manual_seed
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 # B rows, L length, M masked positions, V vocabulary
 
 ORIGINAL, REPLACED = 0, 1  # classes of the discriminator
@@ -36,7 +34,7 @@ ORIGINAL, REPLACED = 0, 1  # classes of the discriminator
 class Discriminator(TaskModel):
     """One score per token, read as two classes, so that losses and divergences of token tasks apply as they are."""
 
-    def __init__(self, model: "PreTrainedModel", asa: ASAConfig | None = None) -> None:
+    def __init__(self, model: "transformers.PreTrainedModel", asa: ASAConfig | None = None) -> None:
         super().__init__(model, "token", asa)
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
@@ -57,7 +55,10 @@ class ReplacedTokenModel(Discriminator):
     """
 
     def __init__(
-        self, discriminator: "PreTrainedModel", generator: "PreTrainedModel", asa: ASAConfig | None = None
+        self,
+        discriminator: "transformers.PreTrainedModel",
+        generator: "transformers.PreTrainedModel",
+        asa: ASAConfig | None = None,
     ) -> None:
         """Raises: RequestError for a generator whose word embeddings have another shape."""
         super().__init__(discriminator, asa)
@@ -72,7 +73,7 @@ class ReplacedTokenModel(Discriminator):
         return super().forward(batch, perturb, tap)
 
 
-def tie_embeddings(discriminator: "PreTrainedModel", generator: "PreTrainedModel") -> None:
+def tie_embeddings(discriminator: "transformers.PreTrainedModel", generator: "transformers.PreTrainedModel") -> None:
     """Give the generator the discriminator's word embeddings; of its own family also position and type tables of the
     same shape. Its output layer follows where its config ties the two.
 
@@ -138,7 +139,7 @@ def replace_tokens(masked: Batch, sampled_M: Tensor, total_labels: int) -> Batch
     return Batch("token", masked.inputs | {"input_ids": ids_BL}, labels_BL, masked.total_rows, total_labels)
 
 
-def load_discriminator(folder: Path, seed: int) -> tuple["PreTrainedModel", list[str]]:
+def load_discriminator(folder: Path, seed: int) -> tuple["transformers.PreTrainedModel", list[str]]:
     """The discriminator in `folder` and the names of parameters it lacked, which are new and drawn from `seed`.
 
     ELECTRA has a class of its own; other families get token classification with one class.
@@ -151,7 +152,7 @@ def load_discriminator(folder: Path, seed: int) -> tuple["PreTrainedModel", list
     return model, sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
 
 
-def new_discriminator(folder: Path) -> "PreTrainedModel":
+def new_discriminator(folder: Path) -> "transformers.PreTrainedModel":
     """A discriminator of the architecture in `folder`, weights arbitrary."""
     config = read_config(folder)
     return discriminator_class(config).from_config(config)

@@ -3,9 +3,10 @@
 import copy
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     AutoModelForMultipleChoice,
@@ -25,9 +26,6 @@ from asa.tokenizer import for_words, load_tokenizer
 from finetune.config import FinetuneConfig
 from finetune.run import Run
 from finetune.tasks.task import Kind, Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 HEAD, ADVERSARY, DROPOUT = range(3)  # one random stream each, keyed by (seed, stream, step)
 HEADS: dict[Kind, Any] = {
@@ -54,7 +52,7 @@ def build(run: Run, config: FinetuneConfig, task: Task) -> tuple[TaskModel, list
     return module, new
 
 
-def _load(folder: Path, flag: str, task: Task) -> tuple["PreTrainedModel", list[str]]:
+def _load(folder: Path, flag: str, task: Task) -> tuple["transformers.PreTrainedModel", list[str]]:
     classes = task.labels or ["score"]
     try:
         with hf.quiet():

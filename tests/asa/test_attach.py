@@ -3,12 +3,12 @@
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, PreTrainedModel
 
 from asa.adversary import ASAConfig
 from asa.attention import attach, detach, perturbed
@@ -20,6 +20,12 @@ from asa.model import TaskModel
 from asa.signal import Perturb, Site
 from tests.asa.conftest import ROWS, attend_to, batch_for, gradients, random_keeps, tiny_batch, tiny_engine
 from tests.asa.encoders import LENGTH, tiny
+
+
+@pytest.mark.parametrize("public", [attach, detach, perturbed, TaskModel.__init__])
+def test_the_types_of_a_public_name_can_be_read_while_the_program_runs(public: Any) -> None:
+    """Typed command lines and notebooks do so; a type imported for checkers alone is a NameError then."""
+    assert get_type_hints(public)["model"] is PreTrainedModel
 
 
 @pytest.mark.parametrize("name", FAMILIES)
