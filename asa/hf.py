@@ -4,6 +4,7 @@ import errno
 import functools
 import hashlib
 import json
+import math
 import pickle
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ from transformers.utils import logging as hf_logging
 from asa import manifest
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.errors import RequestError
-from asa.families import family
+from asa.families import FAMILIES, family
 from asa.tokenizer import ids_of, load_tokenizer
 from asa.typed import fork_rng, manual_seed
 
@@ -44,12 +45,7 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     settings = _read_json(folder / "config.json", flag)
     kind = settings.get("model_type")
     found = family(kind if isinstance(kind, str) else "unknown", flag)
-    # Not from the file alone: it may leave out what has the default value.
-    try:
-        config = read_config(folder)
-    except Exception as error:  # whatever a damaged config.json makes transformers raise
-        why = " ".join(str(error).split())
-        raise RequestError(f"{folder / 'config.json'} is damaged ({why}); give a complete folder by {flag}") from None
+    config = _checked_config(folder, flag)
     found.check(config)
     most = found.longest(config)
     if length > most:
@@ -64,6 +60,26 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     pickled = not parts and not (folder / WEIGHTS[0]).is_file()
     for name in [WEIGHTS[2]] if pickled else sorted({WEIGHTS[0], *parts}):
         check_weights(folder / name, flag)
+
+
+def longest_row(folder: Path, flag: str) -> float:
+    """Token ids a row may have by the config.json in `folder`; infinite without one and for families not supported.
+
+    Raises: RequestError for a damaged one.
+    """
+    if not (folder / "config.json").is_file():
+        return math.inf
+    found = FAMILIES.get(str(_read_json(folder / "config.json", flag).get("model_type")))
+    return found.longest(_checked_config(folder, flag)) if found else math.inf
+
+
+def _checked_config(folder: Path, flag: str) -> PreTrainedConfig:
+    # Not from the file alone: it may leave out what has the default value.
+    try:
+        return read_config(folder)
+    except Exception as error:  # whatever a damaged config.json makes transformers raise
+        why = " ".join(str(error).split())
+        raise RequestError(f"{folder / 'config.json'} is damaged ({why}); give a complete folder by {flag}") from None
 
 
 def check_reader(folder: Path, flag: str) -> PreTrainedTokenizerBase:

@@ -14,6 +14,7 @@ from data_prep.languages import CODES
 HOLE = "\x01"
 # What {{!}} shows: in a link it parts target and label, in the arguments of a template it parts nothing.
 PIPE = "&#124;"
+EQUALS = "&#61;"
 # Unicode's invisible plus, before a fraction: a space where a number stands before it, else nothing.
 PLUS = "\u2064"
 _NOTHING = HOLE + " \t\n"
@@ -102,8 +103,9 @@ class _Stack:
         return HOLE if shown is None else shown
 
     def link(self, body: str) -> str:
-        # What it shows may stand among a template's arguments.
-        return self.words(body.replace(PIPE, "|")).replace("|", PIPE)
+        # What it shows may stand among a template's arguments, which it neither parts nor names.
+        shown = self.words(body.replace(PIPE, "|")).replace("|", PIPE)
+        return shown.replace("=", EQUALS) if self.open[_TEMPLATE] else shown
 
     def words(self, body: str) -> str:
         target, _, label = body.partition("|")
@@ -113,7 +115,7 @@ class _Stack:
         if ":" not in target:
             if "\n\n" in body or _MEDIA_ENDING.search(target):
                 return body if "\n\n" in body else HOLE
-            return label if label.strip(_NOTHING) else target.partition("#")[0]
+            return label if label.strip(_NOTHING) else _page(target)
         if self.is_silent(target) or _MEDIA_ENDING.search(target):
             return HOLE
         if "\n\n" in body:
@@ -122,10 +124,16 @@ class _Stack:
             return body.partition(" ")[2]
         if label.strip(_NOTHING):
             return label
-        return HOLE if _is_interlanguage(target) else target.lstrip(": ").partition("#")[0]
+        return HOLE if _is_interlanguage(target) else _page(target.lstrip(": "))
 
     def is_silent(self, target: str) -> bool:
-        return target.partition(":")[0].strip().lower() in self.silent if ":" in target else False
+        return target.partition(":")[0].replace("_", " ").strip().lower() in self.silent if ":" in target else False
+
+
+def _page(target: str) -> str:
+    """The name of a linked page, or of a section of this one."""
+    page, _, section = target.partition("#")
+    return page or section
 
 
 def _is_interlanguage(target: str) -> bool:

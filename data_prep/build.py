@@ -46,7 +46,7 @@ def build(config: BuildConfig) -> None:
         counts = _write_task(leads, made_from["sources"][-1], task) if leads else {}
         made_with = {"task_sha256": manifest.file_sha256(task / manifest.NAME)} if leads else {}
         facts = _write_shards(config, vocabulary, leads, {**made_from, **made_with}, space)
-    _print_summary(config.out, facts, counts)
+    _print_summary(config.out, facts, counts, whole=config.shard == "0/1")
 
 
 def _made_from(config: BuildConfig, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -133,10 +133,12 @@ def _write_task(leads: list[leads_file.Lead], source: dict[str, str], folder: Pa
     return leads_file.write_task(leads, source, folder)
 
 
-def _print_summary(out: Path, facts: dict[str, Any], counts: dict[str, int]) -> None:
+def _print_summary(out: Path, facts: dict[str, Any], counts: dict[str, int], whole: bool) -> None:
     print_documents(facts["documents"]["kept"], facts["documents"]["dropped"])
     for split in shards.SPLITS:
         print(f"{split}: {facts['rows'][split]:,} rows of {facts['length']} ids, {facts['tokens'][split]:,} tokens")
+    if not facts["rows"]["heldout"] and whole:
+        print("no row is held out, and pre-training evaluates on some: give more text or a larger --heldout")
     print(f"written to {out / 'shards'}")
     if counts:
         rows = ", ".join(f"{split} {count:,}" for split, count in counts.items())

@@ -76,7 +76,7 @@ def pages(span: Span) -> Iterator[Page]:
     """The pages that begin in a range, in order. Raises WorkError for damage."""
     try:
         for text in _page_texts(_chunks(span)):
-            yield _page(text)
+            yield _page(text, span.path)
     except (ElementTree.ParseError, ValueError) as error:
         raise _damaged(span.path, error) from None
 
@@ -128,13 +128,16 @@ def _page_texts(chunks: Iterator[tuple[bytes, bool]]) -> Iterator[bytes]:
         raise ValueError("it ends within a page")
 
 
-def _page(text: bytes) -> Page:
+def _page(text: bytes, path: Path) -> Page:
     element = ElementTree.fromstring(text)
+    if (namespace := element.findtext("ns")) is None:
+        title = element.findtext("title", "")
+        raise WorkError(f"{path}: page {title!r} has no <ns>, by which articles are told; give a dump of 2012 or later")
     texts = element.findall("revision/text")
     return Page(
         id=element.findtext("id", ""),
         title=element.findtext("title", ""),
-        namespace=int(element.findtext("ns", "0")),
+        namespace=int(namespace),
         is_redirect=element.find("redirect") is not None,
         wikitext=(texts[-1].text if texts else None) or "",
     )

@@ -22,6 +22,12 @@ class Words(NamedTuple):
     """Headings of the sections after the text: references, links, literature."""
 
 
+# English pages that list namesakes are marked by what they list, too, under long names and short ones.
+_ENGLISH_KINDS = (
+    "airport biology call_sign caselaw chinese_title church genus given_name hospital human_name letter math "
+    "mathematical mathematics military_unit music number opus_number phonetics place_name portal road school ship "
+    "species_latin_name_abbreviation station surname synagogue taxonomic_authority taxonomy"
+)
 _TABLE = {
     "en": Words(
         silent="media file image category",
@@ -29,7 +35,7 @@ _TABLE = {
             "disambig disambiguation disambiguation-cleanup disambiguation_cleanup disambiguation_page "
             "disambig-cleanup disamb dab hndis geodis hospitaldis mathdab schooldis surname-dis surnamedis roaddis "
             "numberdis callsigndis shipdis mountainindex letter-number_combination_disambiguation "
-            "species_latin_name_disambiguation"
+            "species_latin_name_disambiguation " + " ".join(f"{kind}_disambiguation" for kind in _ENGLISH_KINDS.split())
         ),
         suffix="(disambiguation)",
         closing=(

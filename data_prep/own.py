@@ -94,11 +94,15 @@ def _txt(span: Span, label: str) -> Iterator[Document]:
 
 
 def _paragraphs(lines: list[bytes], path: Path, label: str, begun: int) -> Document:
-    place = f"{label}:{begun}"
+    place, joined = f"{label}:{begun}", b"".join(lines)
     try:
-        text = b"".join(lines).decode()
+        text = joined.decode()
+        # Latin letters in UTF-16 are UTF-8 too, with a zero beside each of them.
+        wrong = joined.find(0) if 4 * joined.count(0) > len(joined) else -1
     except UnicodeDecodeError as error:
-        raise WorkError(f"{path} is not UTF-8 at byte {begun + error.start}; convert it to UTF-8") from None
+        text, wrong = "", error.start
+    if wrong >= 0:
+        raise WorkError(f"{path} is not UTF-8 at byte {begun + wrong}; convert it to UTF-8")
     # Editors on Windows put a byte-order mark at the beginning.
     text = text if begun else text.removeprefix("\ufeff")
     return Document(place, place, text.replace("\r\n", "\n").strip())

@@ -3,11 +3,12 @@
 Dropping these too would leave holes in sentences: "the river is {{convert|5|km}} long".
 """
 
+import calendar
 import re
 from collections.abc import Callable
 
 from data_prep import figures
-from data_prep.brackets import HOLE, PIPE
+from data_prep.brackets import EQUALS, HOLE, PIPE
 from data_prep.figures import Arguments
 
 _NAMED = re.compile(r"\s*+([\w-][\w -]{0,29}?)\s*+=")
@@ -18,7 +19,8 @@ def prose(body: str) -> str | None:
 
     Args: body is what stands between the braces, brackets inside it already resolved.
     """
-    name = body.partition("|")[0].strip().lower().replace("_", " ")
+    # A comment may stand in it, a HOLE by now.
+    name = body.partition("|")[0].replace(HOLE, "").strip().lower().replace("_", " ")
     shown = _SHOWN.get(name)
     if shown is None and name.startswith(("lang-", "link-")):
         shown = _argument(0)
@@ -41,13 +43,13 @@ def _arguments(body: str) -> Arguments:
     return positional, named
 
 
-def _argument(index: int) -> Callable[[Arguments], str]:
-    """Shows one positional argument; -1 is the last one."""
+def _argument(index: int, name: str = "text") -> Callable[[Arguments], str]:
+    """Shows the argument called `name` or, where it is not given, a positional one; -1 is the last one."""
 
     def shown(arguments: Arguments) -> str:
         positional, named = arguments
-        if "text" in named:
-            return named["text"]
+        if named.get(name):
+            return named[name]
         return positional[index] if -len(positional) <= index < len(positional) else HOLE
 
     return shown
@@ -57,8 +59,38 @@ def _fixed(text: str) -> Callable[[Arguments], str]:
     return lambda arguments: text
 
 
-def _after(prefix: str) -> Callable[[Arguments], str]:
-    return lambda arguments: prefix + "-".join(arguments[0]) if arguments[0] else HOLE
+def _circa(arguments: Arguments) -> str:
+    return "c. " + "-".join(arguments[0]) if arguments[0] else HOLE
+
+
+def _as_of(arguments: Arguments) -> str:
+    """{{as of|2011|08|19|lc=y}}: the words for a date that will be out of date, or those given for it."""
+    positional, named = arguments
+    if not positional:
+        return named.get("alt") or HOLE
+    year, month, day = (*positional[:3], "", "")[:3]
+    if month.isdecimal() and len(month) <= 2 and 1 <= int(month) <= 12:
+        month = calendar.month_name[int(month)]
+    day = day.lstrip("0")
+    american = named.get("df", "").lower() == "us" and day
+    date = f"{month} {day}, {year}" if american else " ".join(filter(None, (day, month, year)))
+    words = "since" if named.get("since") else "as of"
+    start = named.get("pre") or (words if named.get("lc") else words.capitalize())
+    shown = named.get("alt") or (date if named.get("bare") else f"{start} {date}")
+    return shown + named.get("post", "")
+
+
+def _hours(arguments: Arguments) -> str:
+    """{{heure|14|30}}: `14 h 30`; {{heure|1}}: `1 h`."""
+    hour, minutes, seconds = (*arguments[0][:3], "", "", "")[:3]
+    after = f" {minutes} min {seconds} s" if minutes and seconds else f" {minutes}" if minutes else ""
+    return f"{hour} h{after}" if hour else HOLE
+
+
+def _aside(arguments: Arguments) -> str:
+    """{{incise|words}} between dashes; {{incise|words|stop}} ends the sentence, and so has no second one."""
+    words, stop = (*arguments[0][:2], "", "")[:2]
+    return HOLE if not words else f"\u2013 {words}" if stop else f"\u2013 {words} \u2013"
 
 
 def _joined(sign: str) -> Callable[[Arguments], str]:
@@ -97,7 +129,7 @@ _SHOWN = {
     **_table(_fixed("'s"), "'s"),
     **_table(_fixed(""), "-"),
     **_table(_fixed(PIPE), "!"),
-    **_table(_fixed("&#61;"), "="),
+    **_table(_fixed(EQUALS), "="),
     **_table(_fixed("Ier"), "ier"),
     **_table(_fixed("Ire"), "ire"),
     **_table(_fixed("1er"), "1er"),
@@ -108,15 +140,18 @@ _SHOWN = {
         "nowrap, nobr, nobold, small, smaller, big, larger, sc, smallcaps, abbr, strong, em, tooltip",
         "vanchor, angbr, visible anchor, sic, linktext, notatypo, not a typo, proper name, mvar",
         "quote, blockquote, cquote, quotation",
-        "poem, verse, format price, currency, formatnum, eqm, nihongo, ill, interlanguage link, track gauge, railgauge",
-        "zitat, latin, souligner, citation bloc, petit, cita, versalitas, ta, citazione, fmtn, citação, ilc, dtlink",
-        "нп, нп2, нп3, нп4, нп5, iw, не переведено, не переведено 3, не переведено 5, цитата, 仮リンク, 読み仮名, le",
+        "poem, verse, format price, currency, formatnum, eqm, nihongo, track gauge, railgauge",
+        "zitat, latin, souligner, citation bloc, petit, cita, versalitas, ta, citazione, fmtn, citação, dtlink",
+        "нп, нп2, нп3, нп4, нп5, iw, не переведено, не переведено 3, не переведено 5, цитата, 読み仮名, le",
         "ilh, internal link helper",
     ),
-    **_table(_argument(1), "lang, langx, script, rtl-lang, color, font color, resize, langue, en langue, tsl"),
+    **_table(_argument(0, "lt"), "ill, interlanguage link, ilc"),
+    **_table(_argument(0, "label"), "仮リンク"),
+    **_table(_argument(1), "lang, langx, script, rtl-lang, color, font color, resize, tsl"),
+    **_table(_argument(1, "texte"), "langue, en langue"),
     **_table(_argument(-1), "transl, transliteration"),
-    **_table(_after("As of "), "as of"),
-    **_table(_after("c. "), "circa, c., circa year"),
+    **_table(_as_of, "as of"),
+    **_table(_circa, "circa, c., circa year"),
     **_table(figures.formula, "chem, chem2"),
     **_table(figures.raised, "sup, exp, exposant"),
     **_table(figures.lowered, "sub, indice"),
@@ -128,14 +163,14 @@ _SHOWN = {
     **_table(_fixed(figures.MINUS), "minus"),
     **_table(_joined("\u2013"), "dash year"),
     **_table(_joined(" "), "число, tmp, date, date-"),
-    **_table(_joined(" h "), "heure"),
+    **_table(_hours, "heure"),
     **_table(figures.measure, "convert, cvt"),
     **_table(_century, "s, s-, siècle"),
     **_table(_between("siglo ", ""), "siglo"),
     **_table(_between("século ", ""), "séc, século"),
     **_table(_between("née ", ""), "née"),
     **_table(_between("", " €"), "euro"),
-    **_table(_between("\u2013 ", " \u2013"), "incise"),
+    **_table(_aside, "incise"),
     **_table(_between("« ", " »"), "citation, citation étrangère"),
     **_table(_between("\u201e", "\u201c"), '"'),
     **_table(_translated, "lien"),

@@ -7,6 +7,7 @@ from data_prep.brackets import HOLE
 
 _SWITCH = re.compile(r"__(\w{2,40}?)__")
 _ITEMS = tuple("*#:;")
+_RULE = re.compile("^-{4,} *")  # a line across the page, with or without text after it
 _EVERY_SIGN = ("[[", "]]", "{{", "}}", "{|", "|}", "===", "<!--", "-->", "''", "<ref", "</ref")
 _HALVES = re.compile(r"[\[\]{}|=<>']")
 _PASSES = 3
@@ -67,7 +68,7 @@ def prose_lines(text: str) -> list[str]:
     pending: list[tuple[int, str]] = []
     closed_at = 0
     for raw in text.split("\n"):
-        line = " ".join(raw.split())
+        line = _RULE.sub("", " ".join(raw.split()))
         if len(line) > 2 and line[0] == line[-1] == "=":
             level, title = _heading(line)
             if closed_at and level > closed_at:

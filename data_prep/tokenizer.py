@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerFast
 
 from asa.errors import RequestError
+from asa.hf import longest_row
 from asa.tokenizer import encoder_sha256, ids_of, load_tokenizer, vocab_sha256
 
 
@@ -24,7 +25,7 @@ class Vocabulary:
     vocab_sha256: of the table token -> id; equal ones read each other's rows. encoder_sha256: of everything that
     decides the ids of a text (normalisation, splitting, merges), so of the rows' bytes.
     Raises: RequestError for a folder without a fast tokenizer, one that lacks a special token, or a `length` above
-        what the tokenizer's model takes.
+        what the tokenizer takes, or its model whose config.json lies beside it.
     """
 
     def __init__(self, folder: Path, length: int, flag: str = "--model") -> None:
@@ -34,8 +35,8 @@ class Vocabulary:
         ids = {name: getattr(tokenizer, f"{name}_token_id") for name in Special._fields}
         if missing := [name for name, value in ids.items() if value is None]:
             raise RequestError(f"{folder} has no {missing[0]} token, which packed rows need; give an encoder by {flag}")
-        if length > tokenizer.model_max_length:
-            raise RequestError(f"length = {length}: {folder} takes at most {tokenizer.model_max_length}; set --length")
+        if length > (most := min(tokenizer.model_max_length, longest_row(folder, flag))):
+            raise RequestError(f"length = {length}: {folder} takes at most {most}; set --length")
         self.special = Special(**ids)
         self.vocab_sha256 = vocab_sha256(tokenizer)
         self.encoder_sha256 = encoder_sha256(tokenizer)

@@ -36,14 +36,17 @@ _BROKEN_TAG = re.compile(
 )
 # Possessive, and no bracket but a whole one in the label: an unclosed one is given up at once.
 _EXTERNAL = re.compile(
-    r"\[(?:(?:https?:|ftp:|news:|irc:)?//|mailto:)[^\s\]\[<>\"]*+\s*+((?:[^\[\]\n]|\[[^\[\]\n]*\])*+)\]"
+    r"\[(?:(?:https?:|ftp:|news:|irc:)?//|mailto:)[^\s\]\[<>\"]*+\s*+((?:[^\[\]\n]|\[[^\[\]\n]*\])*+)\]",
+    re.IGNORECASE,
 )
 # It ends where Chinese, Japanese or Korean goes on without a space, and before a sentence's own signs.
 _NO_ADDRESS = rf"\s<>\"\])\u201d\u2019\u00bb\u3000-\u303f\uff00-\uffef{HOLE}&"
 _IN_ADDRESS = rf"&(?!(?:nbsp|[lg]t|#0*(?:60|62|160));)|{HOLE}(?=[/=&%#?_]|\.[A-Za-z0-9])|\u2019(?=\w)"
+_IN_BRACKETS = rf"\([^{_NO_ADDRESS}()\u3040-\u9fff\uac00-\ud7af]*\)"  # .../Title_(word), but not (see http://a/b)
 _ADDRESS = re.compile(
     r"(?<![A-Za-z0-9])(?:https?|ftp)://"
-    rf"(?:(?:[^{_NO_ADDRESS}\u3040-\u9fff\uac00-\ud7af]|{_IN_ADDRESS})+|(?:[^{_NO_ADDRESS}]|{_IN_ADDRESS})+)"
+    rf"(?:(?:{_IN_BRACKETS}|[^{_NO_ADDRESS}\u3040-\u9fff\uac00-\ud7af]|{_IN_ADDRESS})+"
+    rf"|(?:{_IN_BRACKETS}|[^{_NO_ADDRESS}]|{_IN_ADDRESS})+)"
     r"(?<![.,:])(?:(?<!;)|(?<=&amp;)|(?<=&#\d\d\d;)|(?<=quot;)|(?<=quo;)|(?<=apos;)|(?<=&#\d\d;))",
     re.IGNORECASE,
 )

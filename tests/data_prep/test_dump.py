@@ -81,6 +81,14 @@ def test_what_a_page_holds(tmp_path: Path) -> None:
     assert second == Page("2", "Two", 0, True, "")
 
 
+def test_a_dump_that_does_not_tell_articles_from_talk_is_refused(tmp_path: Path) -> None:
+    """Those of before 2012: their talk pages became articles."""
+    path = tmp_path / "wiki.xml"
+    path.write_text(dump_xml(page_xml("Talk:One", "I think so. --Bob", 1)).replace("<ns>0</ns>", ""))
+    with pytest.raises(WorkError, match=r"page 'Talk:One' has no <ns>.*give a dump of 2012 or later"):
+        all_pages(path)
+
+
 def test_the_header_tells_the_names_of_files_and_categories(dumps: dict[str, Path]) -> None:
     for path in dumps.values():
         assert {"file", "datei", "kategorie"} <= silent_names(path)

@@ -85,6 +85,7 @@ def test_the_page_in_a_browser(width: int, build_argv: Argv, tmp_path: Path) -> 
 
 def test_a_split_without_rows(build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("build", *build_argv(heldout=0)) == 0
+    assert "no row is held out, and pre-training evaluates on some" in capsys.readouterr().out
     assert run("inspect", tmp_path / "out") == 0
     assert "rows, heldout: 0" in capsys.readouterr().out
 

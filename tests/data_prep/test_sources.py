@@ -99,6 +99,11 @@ def test_text_of_other_editors(tmp_path: Path) -> None:
     path.write_bytes(b"one\n\ncaf\xe9\n")
     with pytest.raises(WorkError, match=r"a\.txt is not UTF-8 at byte 8"):
         read(path, min_chars=1)
+    path.write_bytes("one\n\ntwo".encode("utf-16-le"))
+    with pytest.raises(WorkError, match=r"a\.txt is not UTF-8 at byte 1"):
+        read(path, min_chars=1)
+    path.write_bytes(b"one zero\0 among many letters")
+    assert len(read(path, min_chars=1)) == 1
 
 
 def test_lone_surrogates_go_from_every_field(tmp_path: Path) -> None:

@@ -113,6 +113,41 @@ def test_a_title_with_a_colon_is_no_link_to_another_language(markup: str, expect
 @pytest.mark.parametrize(
     ("markup", "expected"),
     [
+        ("a (''{{langue|de|texte=Autobahnen}}'') b", "a (Autobahnen) b"),
+        ("{{ill|Quitzow (Perleberg)|de|lt=Quitzow}}, {{ill|Ort|de}}", "Quitzow, Ort"),
+        ("{{仮リンク|日本語|en|Japanese|label=X}}は", "Xは"),
+        ("{{lang|fr|mot|label=none}}", "mot"),
+        ("b {{as of |alt=by 2017 revenues |2017 |post=), }} [[c]]", "b by 2017 revenues), c"),
+        ("{{as of|2018|March}}, {{As of|lc=y|2011|08|19}}", "As of March 2018, as of 19 August 2011"),
+        ("{{as of|2013|6|8|df=US}} {{as of|2013|since=y}}", "As of June 8, 2013 Since 2013"),
+        ("{{as of|2 July 2014|bare=yes}}{{as of}}", "2 July 2014"),
+        ("entre {{heure|1}} et {{heure|4|30}}, {{heure|4|30|5}}{{heure}}", "entre 1 h et 4 h 30, 4 h 30 min 5 s"),
+        ("dit {{incise|et plus|stop}}. Et {{incise|oui}} non", "dit \u2013 et plus. Et \u2013 oui \u2013 non"),
+        ("{{quote|[[Mass\u2013energy|E = mc²]] is famous}} [[a|b=c]]", "E = mc² is famous b=c"),
+        ("The {{convert<!-- x -->|5|km}} road", "The 5 km road"),
+    ],
+)
+def test_a_template_shows_the_words_a_reader_sees(markup: str, expected: str) -> None:
+    assert plain_text(markup) == expected
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ("See [[#History]] below", "See History below"),
+        ("[HTTP://www.x.com the Label] a", "the Label a"),
+        ("a http://www.x.org/Foo_(bar) b (see http://x.org/a) (http://x.org/a(b)c) d", "a b (see) d"),
+        ("a\n----\n----The text\n---- == b", "a\n\nThe text\n== b"),
+        ("[[Thể_loại:Foo]]text", "text"),
+    ],
+)
+def test_links_addresses_and_rules(markup: str, expected: str) -> None:
+    assert plain_text(markup) == expected
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
         ("{{convert|6|ft|2|in|m}}", "6 ft 2 in"),
         ("{{convert|7|lb|3|oz|kg}}", "7 lb 3 oz"),
         ("{{convert|11|st|4|lb|2|oz|kg|0}}", "11 st 4 lb 2 oz"),
@@ -355,7 +390,16 @@ def test_the_worst_pages_finish(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "markup", ["{{disambig}}", "{{Disambiguation|geo}}", "{{ Hndis |x}}", "__DISAMBIG__", "{{dp}}"]
+    "markup",
+    [
+        "{{disambig}}",
+        "{{Disambiguation|geo}}",
+        "{{ Hndis |x}}",
+        "{{Human name disambiguation|Smith, John}}",
+        "{{Military_unit disambiguation}}",
+        "__DISAMBIG__",
+        "{{dp}}",
+    ],
 )
 def test_disambiguation(markup: str) -> None:
     assert is_disambiguation("River", f"text {markup}")

@@ -157,6 +157,21 @@ def test_rows_longer_than_the_model_takes(model: Path) -> None:
         Vocabulary(model, 1024)
 
 
+def test_rows_longer_than_the_model_beside_the_tokenizer_takes(tmp_path: Path) -> None:
+    """Whose tokenizer does not say how long they may be; another family's config.json tells nothing."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    BertConfig(max_position_embeddings=64).save_pretrained(tmp_path)
+    names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    Vocabulary(tmp_path, 64)
+    with pytest.raises(RequestError, match=r"length = 65.*at most 64.*--length"):
+        Vocabulary(tmp_path, 65)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"')
+    with pytest.raises(RequestError, match="--model"):
+        Vocabulary(tmp_path, 64)
+
+
 def test_the_encoders_hash_sees_what_the_vocabularys_does_not(model: Path, tmp_path: Path) -> None:
     _, path = as_bert_has_it(tmp_path)
     mine, other = Vocabulary(model, 16), Vocabulary(path.parent, 16)
