@@ -33,6 +33,8 @@ class Family(NamedTuple):
         """Raises RequestError for a variant of the family that no published model uses and we do not serve."""
         if self.score_method and not getattr(config, "relative_attention", False):
             raise RequestError("DeBERTa without relative_attention has no scores to bias; give another by --model")
+        if not config.return_dict:
+            raise RequestError("return_dict is off, but outputs are read by name; set return_dict = True in the config")
         if getattr(config, "is_decoder", False):
             raise RequestError("is_decoder is set, but causal attention is not biased; give an encoder by --model")
         if getattr(config, "talking_head", False):

@@ -36,6 +36,18 @@ def refuse_trainer(trainer: "AdversarialTrainer") -> None:
         raise RequestError(found)
 
 
+def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
+    """Raises RequestError where the optimizer, by whomever it was made, would leave the adversary as it is."""
+    assert trainer.optimizer is not None
+    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    wanted = trainer.adversary.parameters() if trainer.adversary is not None else ()
+    if any(p.requires_grad and id(p) not in held for p in wanted):
+        raise RequestError(
+            "the optimizer does not hold the adversary's parameters; in a create_optimizer of yours, or in the params"
+            " of optimizer_cls_and_kwargs, add those of trainer.adversary"
+        )
+
+
 def _wrong_args(args: TrainingArguments) -> Iterator[str]:
     partly: Any = args  # what Hugging Face gives no whole type
     if partly.deepspeed:

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from asa import hf
 from asa.adversary import Adversaries
 from asa.batch import Kind
-from asa.engine import Engine
+from asa.engine import Engine, Precision
 from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
 from asa.integrations.passes import AcceleratedPasses, Means
-from asa.integrations.refusals import refuse_args, refuse_trainer, refuse_types
+from asa.integrations.refusals import refuse_args, refuse_optimizer, refuse_trainer, refuse_types
 from asa.integrations.tasks import kind_of, to_batch, totals
 from asa.methods import METHODS, At, MethodsConfig, limits
 from asa.model import TaskModel
@@ -48,7 +48,8 @@ class AdversarialTrainer(TypedTrainer):
       neftune_noise_alpha: each pass would draw its own noise, and a divergence between passes would measure that.
       torch_empty_cache_steps: there is no one place between forward and backward.
       optim lomo, adalomo and the layerwise ones: they update during backward, of which a method may do several.
-      optimizers=(yours, ...) for a method with an adversary: its parameters are not in it.
+      optimizers=(yours, ...), a create_optimizer of yours or parameters in optimizer_cls_and_kwargs that leave out
+        the adversary of a method that has one.
       activation_checkpointing with use_reentrant=True, attention without a float mask, models that are no
         PreTrainedModel of a supported family (PEFT's are none), multi-label tasks, question answering, a multiple
         choice without an answer.
@@ -92,9 +93,7 @@ class AdversarialTrainer(TypedTrainer):
         """Make `model` the one that is trained, with a new adversary beside it."""
         refuse_types(model)
         self._kind: Kind = kind_of(model, self._asked)
-        half = "bf16" if self.args.bf16 or model.dtype == torch.bfloat16 else "fp32"
-        half = "fp16" if self.args.fp16 or model.dtype == torch.float16 else half
-        self._method = limits.check(self._name, self._options, half, zero=0)
+        self._method = limits.check(self._name, self._options, self._precision(model), zero=0)
         if self._method.replays > 1:
             raise RequestError(
                 f"method {self._name!r} takes {self._method.replays} optimizer steps per batch, a Trainer one;"
@@ -103,6 +102,15 @@ class AdversarialTrainer(TypedTrainer):
         with fork_rng(devices=[]):  # what the Trainer draws stays what it would draw without us
             torch.default_generator.manual_seed(self.args.seed)
             self._task = TaskModel(model, self._kind, self._options.asa if self._method.uses_adversary else None)
+        if self.adversary is not None:
+            self.adversary.to(model.device)  # where an optimizer of the user's own may look for it
+
+    def _precision(self, model: PreTrainedModel) -> Precision:
+        """What passes are computed in; not the arguments alone, but accelerate's launcher too may ask for autocast."""
+        autocast = self.accelerator.mixed_precision
+        if autocast == "fp16" or model.dtype == torch.float16:
+            return "fp16"
+        return "bf16" if autocast == "bf16" or model.dtype == torch.bfloat16 else "fp32"
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         model = super().call_model_init(trial)
@@ -111,18 +119,20 @@ class AdversarialTrainer(TypedTrainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         self._task.to(self.args.device)
-        return super().create_optimizer(self._task if model is None else model)
+        return super().create_optimizer(_by_own_names(self.model, self.adversary) if model is None else model)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
         """One optimizer step's batches, counted: all their losses are divided by the totals."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not batches:  # of data without a length the Trainer asks on when they have ended
+            return batches, items
         # The Trainer clears the gradients of the model alone, and not those of a window that was cut short.
         self._task.zero_grad()
         for p in () if self.adversary is None else self.adversary.parameters():
             # In a step without an attack too Adam's averages of the adversary go on, as under our engines.
             p.grad = torch.zeros_like(p)
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._totals, self._slot = totals(self._kind, batches), 0
         self._cut = len(batches) < num_batches
         return batches, items
@@ -148,6 +158,7 @@ class AdversarialTrainer(TypedTrainer):
         return cast(Engine, AcceleratedPasses(self._task, self.state.max_steps, self.accelerator))
 
     def _begin(self) -> None:
+        refuse_optimizer(self)
         self._means = Means()
         if self.state.global_step == 0:  # of a trainer that has trained before too
             self._method = METHODS[self._name](self._options)
@@ -199,6 +210,19 @@ class AdversarialTrainer(TypedTrainer):
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         if not load_result.unexpected_keys:  # of other names load_renamed sees to it
             super()._issue_warnings_after_load(load_result)
+
+
+def _by_own_names(model: PreTrainedModel, adversary: Adversaries | None) -> nn.Module:
+    """What the optimizer is made for: the model's parts by the names they have in it, which rules on weight decay or
+    target modules are written for, and the adversary."""
+    if adversary is None:
+        return model
+    whole = nn.Module()
+    for name, p in model.named_parameters(recurse=False):
+        whole.register_parameter(name, p)
+    for name, part in (*model.named_children(), ("adversary", adversary)):
+        whole.add_module(name, part)
+    return whole
 
 
 def _read_method(folder: Path, name: str) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
+from asa.errors import RequestError
 from asa.losses import task_loss
 from asa.methods.ball import dropout
 from asa.methods.base import At, Stateless, learn
@@ -65,9 +66,13 @@ class SMART(Stateless):
         """The teacher's prediction; the teacher begins as the model that the first batch meets."""
         if self._teacher is None:
             start = _masters(engine) if self._restored is None else self._restored.items()
-            self._teacher = engine.module.twin().to(batch.labels.device)
-            _follow(self._teacher, start, beta=0.0)
-            self._restored = None
+            teacher = engine.module.twin().to(batch.labels.device)
+            if strange := _follow(teacher, start, beta=0.0):
+                raise RequestError(
+                    f"smart's teacher is made by the model's config, which does not describe this model ({strange[0]});"
+                    " set smart.proximal to 0"
+                )
+            self._teacher, self._restored = teacher, None
         with torch.no_grad():
             return prediction(self._teacher(batch), batch)
 
@@ -98,9 +103,15 @@ def _masters(engine: Engine) -> Iterable[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def _follow(teacher: TaskModel, weights: Iterable[tuple[str, Tensor]], beta: float) -> None:
-    """Move every parameter of the teacher to beta * itself + (1 - beta) * the weight."""
+def _follow(teacher: TaskModel, weights: Iterable[tuple[str, Tensor]], beta: float) -> list[str]:
+    """Move every parameter of the teacher to beta * itself + (1 - beta) * the weight; returns the names of those that
+    one of the two models lacks, or has in another shape."""
     mine = dict(teacher.named_parameters())
+    strange = dict.fromkeys(mine)
     for name, weight in weights:
-        if name in mine:
+        if name in mine and mine[name].shape == weight.shape:
             mine[name].lerp_(weight.to(mine[name].device, torch.float32), 1 - beta)
+            del strange[name]
+        elif name.startswith("model."):  # not the adversary's, nor those of a replaced-token model's generator
+            strange[name] = None
+    return list(strange)

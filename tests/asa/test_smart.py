@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from asa import perturb
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
 from asa.engine import State
+from asa.errors import RequestError
 from asa.losses import divergence, task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.ball import room
@@ -127,6 +128,20 @@ def test_the_teacher_has_no_dropout_and_takes_no_random_number_from_the_model() 
     torch.testing.assert_close(guides[0], prediction(engine.module.eval()(batch), batch))
     assert method._teacher is not None
     assert {p.dtype for p in method._teacher.parameters()} == {torch.float32}
+
+
+def test_a_teacher_that_is_no_copy_is_refused() -> None:
+    """Of a head put in by hand, or layers cut off, the model's config knows nothing; the teacher's would be random."""
+    for change in ("head", "layers"):
+        module, batch = tiny_module(kind="classification"), tiny_batch("classification")
+        model: Any = module.model
+        if change == "head":
+            model.classifier = nn.Sequential(nn.Linear(model.config.hidden_size, 4), nn.Linear(4, 3))
+        else:
+            model.bert.encoder.layer = model.bert.encoder.layer[:1]
+        with pytest.raises(RequestError, match=r"does not describe this model \(model\..*set smart\.proximal to 0"):
+            update(SMART(SMARTConfig()), Watched(module), batch)
+        update(SMART(SMARTConfig(proximal=0)), Watched(module), batch)
 
 
 def test_either_term_can_be_left_out_with_its_cost() -> None:

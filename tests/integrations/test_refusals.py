@@ -26,7 +26,7 @@ from asa.methods import MethodsConfig
 from asa.methods.freelb import FreeLBConfig
 from asa.methods.vanilla import Vanilla
 from tests.asa.conftest import HEADS, KINDS, LAYERS, LENGTH, VOCAB, WIDTH, tiny_bert
-from tests.integrations.trainers import arguments, rows
+from tests.integrations.trainers import arguments, assert_close, rows, weights
 
 
 def build(folder: Path, method: str = "asa", model: Any = None, args: Any = None, **given: Any) -> AdversarialTrainer:
@@ -70,6 +70,12 @@ def test_settings_that_the_method_cannot_work_with(
 ) -> None:
     with pytest.raises(RequestError, match=message):
         build(tmp_path, method, args=arguments(tmp_path, bf16=True), options=options)
+
+
+def test_half_precision_that_accelerates_launcher_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(RequestError, match=r"smart\.radius.*bf16"):
+        build(tmp_path, "smart")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +135,60 @@ def test_an_optimizer_without_the_adversary(tmp_path: Path) -> None:
     assert isinstance(trainer.optimizer, AcceleratedOptimizer)
     held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     assert held >= {id(p) for p in trainer.adversary.parameters()}
+
+
+def test_an_optimizer_of_a_subclass_or_of_given_parameters(tmp_path: Path) -> None:
+    """Their makers may forget the adversary, which would then stay as it was drawn."""
+
+    class Forgetful(AdversarialTrainer):
+        def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+            return self.optimizer
+
+    class Mindful(AdversarialTrainer):
+        def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+            assert self.adversary is not None
+            self.optimizer = torch.optim.SGD([*self.model.parameters(), *self.adversary.parameters()], lr=1e-3)
+            return self.optimizer
+
+    data: Any = rows("classification", 8)
+    model = tiny_bert("classification")
+    forgetful = Forgetful(model, arguments(tmp_path), train_dataset=data, method="asa")
+    given = {"params": list(model.parameters()), "lr": 1e-3}
+    listed = build(tmp_path, model=model, optimizer_cls_and_kwargs=(torch.optim.SGD, given))
+    for trainer in (forgetful, listed):
+        before = weights(model)
+        with pytest.raises(RequestError, match=r"does not hold the adversary's parameters.*add those of"):
+            trainer.train()
+        assert_close(weights(model), before, atol=0)
+    Forgetful(model, arguments(tmp_path), train_dataset=data, method="r_drop").train()
+    Mindful(model, arguments(tmp_path), train_dataset=data, method="asa").train()
+
+
+@pytest.mark.parametrize("method", ["vanilla", "asa"])
+def test_rules_on_weight_decay_meet_the_models_own_names(method: str, tmp_path: Path) -> None:
+    class Encoder(AdversarialTrainer):
+        def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+            seen.extend(name for name, _ in model.named_parameters())
+            return [name for name in super().get_decay_parameter_names(model) if name.startswith("bert.encoder")]
+
+    seen: list[str] = []
+    model, data = tiny_bert("classification"), rows("classification", 8)
+    trainer = Encoder(model, arguments(tmp_path), train_dataset=data, method=method)  # type: ignore[arg-type]
+    trainer.train()
+    names = [name for name, _ in model.named_parameters()]
+    assert seen[: len(names)] == names
+    assert all(name.startswith("adversary.") for name in seen[len(names) :])
+    decayed = [p for group in trainer.optimizer.param_groups if group["weight_decay"] for p in group["params"]]
+    matrices = [p for name, p in model.named_parameters() if name.startswith("bert.encoder") and p.ndim == 2]
+    assert {id(p) for p in decayed} == {id(p) for p in matrices}
+
+
+def test_a_model_whose_outputs_have_no_names(tmp_path: Path) -> None:
+    model = tiny_bert("classification")
+    model.config.return_dict = False
+    with pytest.raises(RequestError, match="set return_dict = True"):
+        build(tmp_path, model=model)
 
 
 def test_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

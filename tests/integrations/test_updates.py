@@ -154,6 +154,15 @@ def test_gradients_of_a_window_that_was_cut_short_do_not_reach_the_next(tmp_path
         assert all(p.grad is None or not p.grad.any() for p in module.parameters())  # type: ignore[union-attr]
 
 
+def test_asking_on_after_the_data_have_ended_clears_nothing(tmp_path: Path) -> None:
+    """Of data without a length the Trainer asks for as many windows as there are steps; each took milliseconds."""
+    data: Any = rows("classification", 4)
+    trainer = AdversarialTrainer(tiny_bert("classification"), arguments(tmp_path), train_dataset=data, method="asa")
+    assert trainer.get_batch_samples(iter(()), 1, torch.device("cpu")) == ([], None)
+    assert trainer.adversary is not None
+    assert all(p.grad is None for p in trainer.adversary.parameters())
+
+
 def test_answers_that_a_question_does_not_have_are_no_rows() -> None:
     """Else the price of attention would depend on how the collator pads."""
     inputs = {**tiny_batch("choice").inputs, "labels": tiny_batch("choice").labels}

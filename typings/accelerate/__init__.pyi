@@ -9,6 +9,7 @@ from torch import Tensor
 class Accelerator:
     device: torch.device
     distributed_type: DistributedType
+    mixed_precision: str
     scaler: torch.amp.GradScaler | None
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def backward(self, loss: Tensor) -> None: ...
