@@ -1,9 +1,11 @@
 """Find the runs below a folder, read their metrics.jsonl, and say which of them may be compared."""
 
 import dataclasses
+import fnmatch
 import hashlib
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,8 @@ class Run:
     @property
     def task(self) -> str:
         """The task that is scored, with the one that was trained on where that is another."""
+        if self.stage == "pretrain":
+            return str(self.facts.get("objective", "mlm"))
         name, source = self.facts.get("task", "n/a"), self.facts.get("trained_on")
         return f"{name} after {source}" if self.stage in ("score", "ensemble") and source else str(name)
 
@@ -131,11 +135,21 @@ def collect(folder: Path) -> list[Run]:
     """
     if not folder.is_dir():
         raise RequestError(f"no folder {folder}; give the folder of the runs as the first argument")
-    paths = sorted(folder.rglob(record.NAME), key=lambda path: path.relative_to(folder).as_posix())
+    paths = found_below(folder, record.NAME)
     runs = [_read(path, path.parent.relative_to(folder).as_posix()) for path in paths]
     if not any(run.stage in STAGES for run in runs):
         raise RequestError(f"no run below {folder}: no {record.NAME} of a known stage; give the folder of the runs")
-    return _marked_twins(_told_adversaries(runs))
+    return _marked_twins(_told_classes(_told_adversaries(runs)))
+
+
+def found_below(folder: Path, pattern: str) -> list[Path]:
+    """Files with such names, in the order of their paths; folders that are links are gone into, each folder once."""
+    found, been = [], set[str]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        been.add(os.path.realpath(place))
+        folders[:] = sorted(name for name in folders if os.path.realpath(Path(place, name)) not in been)
+        found += [Path(place, name) for name in fnmatch.filter(names, pattern)]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def finished(runs: list[Run], *stages: str) -> list[Run]:
@@ -176,6 +190,27 @@ def _told_adversaries(runs: list[Run]) -> list[Run]:
         else run
         for run in runs
     ]
+
+
+def _told_classes(runs: list[Run]) -> list[Run]:
+    """What became of the classes of somebody else's model, where one was scored with several: no two of them are one
+    model's runs. Of a run's own model this stands among the settings."""
+    seen: dict[tuple[str, str], set[str]] = {}
+    for run in runs:
+        if read := _classes(run):
+            seen.setdefault((weights(run), run.task), set()).add(read)
+    return [
+        dataclasses.replace(run, facts={**run.facts, "model": f"{run.model}, {read}"})
+        if (read := _classes(run)) and len(seen[weights(run), run.task]) > 1
+        else run
+        for run in runs
+    ]
+
+
+def _classes(run: Run) -> str:
+    outside = run.stage == "score" and not run.facts.get("method")
+    classes = (run.facts.get("classes") or {}) if outside else {}
+    return " ".join(f"map.{theirs}={ours}" for theirs, ours in classes.items())
 
 
 def _adversary(run: Run) -> str:

@@ -105,6 +105,7 @@ def _spearman(gold: Sequence, found: Sequence, labels: list[str]) -> np.ndarray:
 def _entities(gold: Sequence, found: Sequence, labels: list[str]) -> np.ndarray:
     """N3: right entities, guessed ones, true ones."""
     rows = []
+    labels = [*labels, OUTSIDE]  # -1: cut off, where there is no class O
     for pair in zip(gold, found, strict=True):
         there, guessed = (_named(tuple(labels[index] for index in part)) for part in _same_length(*pair, labels))
         rows.append((len(there & guessed), len(guessed), len(there)))

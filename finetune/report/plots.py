@@ -16,6 +16,7 @@ from finetune.report.tables import number, percent
 
 WIDTH = 9.0  # inches, of every figure
 COLUMNS = 3  # panels side by side at most
+LOSSES = {"mlm": ("MLM", "nats per masked token"), "rtd": ("Replaced-token", "nats per token")}
 LEGEND = 5  # entries of a legend side by side
 
 
@@ -92,11 +93,12 @@ def _mean_curve(runs: list[tuple[Row, list[int], list[float]]]) -> tuple[list[in
 
 
 def pretraining_losses(runs: list[Run], name: str) -> Plot | None:
-    """Training and held-out MLM loss of every pre-training run; None where no run has either."""
+    """Training and held-out loss of every pre-training run of one objective; None where no run has either."""
     runs = [run for run in runs if run.series("task")[0] or run.series("heldout_loss", "evals")[0]]
     if not runs:
         return None
     labels = short_labels(runs)
+    what, unit = LOSSES.get(runs[0].task, (runs[0].task, "nats"))
 
     def paint(figure: Figure) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
@@ -109,12 +111,12 @@ def pretraining_losses(runs: list[Run], name: str) -> Plot | None:
         for ax, title in ((left, "training rows"), (right, "held-out rows, clean model")):
             ax.set_title(title)
             ax.set_xlabel("optimizer step")
-        left.set_ylabel("MLM loss, nats per masked token")
+        left.set_ylabel(f"{what} loss, {unit}")
         legend(figure, labels)
 
     held = [[number(value, 3) for value in before_after(run, "heldout_loss").values()] for run in runs]
     seen = "; ".join(f"{label} {' to '.join(ends)}" for label, ends in zip(labels, held, strict=True))
-    alt = f"MLM loss over steps, on training rows and on held-out rows. Held-out loss: {seen}."
+    alt = f"{what} loss over steps, on training rows and on held-out rows. Held-out loss: {seen}."
     caption = "Left: the task loss of the log lines (pale) and its running mean. Right: loss on rows never trained on."
     return Plot("Loss during pre-training", draw(name, WIDTH, 3.4, paint), alt, caption)
 

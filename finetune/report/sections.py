@@ -32,7 +32,7 @@ def sections(runs: list[Run], rows: list[Row], trained: list[Row], maps: list[Ma
         *[_task(same, f"task{index}") for index, same in enumerate(groups.values())],
         *_analysis(tuned, maps),
     ]
-    return found + ([_pretraining(runs, trained)] if trained else [])
+    return found + [_pretraining(runs, same) for same in grouped(trained, lambda row: row.task).values()]
 
 
 def _overview(tuned: list[Row]) -> list[Section]:
@@ -127,9 +127,14 @@ def _analysis(tuned: list[Row], maps: list[Maps]) -> list[Section]:
 
 
 def _pretraining(runs: list[Run], trained: list[Row]) -> Section:
-    done = sorted(finished(runs, "pretrain"), key=lambda run: (method_key(run.method), run.name))
+    """Of one objective: what a loss is of, and how large, is another thing for another one."""
+    objective = trained[0].task
+    done = [run for run in finished(runs, "pretrain") if run.task == objective]
+    done.sort(key=lambda run: (method_key(run.method), run.name))
+    name = "pretrain" if objective == "mlm" else f"pretrain-{objective}"
     panel_of = dict(zip((run.name for run in done), plots.short_labels(done), strict=True))
-    masked = analysis.masked_share(done, panel_of, "pretrain-masked")
-    figures = [plots.pretraining_losses(done, "pretrain-loss"), masked]
+    masked = analysis.masked_share(done, panel_of, f"{name}-masked")
+    figures = [plots.pretraining_losses(done, f"{name}-loss"), masked]
     text = "Held-out figures before the first step → after the last one, always of the clean model. Tokens/s: median."
-    return Section("Pre-training", text, [tables.pretraining(trained)], [figure for figure in figures if figure])
+    title = "Pre-training" if objective == "mlm" else "Pre-training by replaced-token detection"
+    return Section(title, text, [tables.pretraining(trained)], [figure for figure in figures if figure])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from finetune.report import collect
 from finetune.report.collect import STAGES, Run
 from finetune.report.labels import grouped, words
-from finetune.report.rows import NAN, Row, of, spread, where
+from finetune.report.rows import NAN, SEPARATION, Row, of, spread, where
 
 OTHER_SEEDS = "†"
 
@@ -41,7 +41,7 @@ def results(rows: list[Row]) -> Table:
         spent = [mean_sd(of(same, key), factor, digits) for key, _, factor, digits in costs]
         cells.append([model, method, str(len(same)), *means, _counted(same, "gain", sign="+"), *spent])
     figures = ["n", *[f"{score_name(name)}, %" for name in found], "vs vanilla, points", *[cost[1] for cost in costs]]
-    return told(Table(f"{rows[0].task}: every score", ["Model", "Method", *figures], cells, 2, _notes(rows)))
+    return told(Table(f"{rows[0].lettered}: every score", ["Model", "Method", *figures], cells, 2, _notes(rows)))
 
 
 def _counted(same: list[Row], key: str, marked: str = "", sign: str = "") -> str:
@@ -110,7 +110,8 @@ def every_run(rows: list[Row]) -> Table:
 
 
 def pretraining(rows: list[Row]) -> Table:
-    """One row per finished pre-training run."""
+    """One row per finished pre-training run of one objective."""
+    further = SEPARATION.get(rows[0].task, ())
 
     def change(row: Row, metric: str, scale: float, digits: int) -> str:
         return " → ".join(number(row.values[f"{metric}_{when}"] * scale, digits) for when in ("before", "after"))
@@ -124,12 +125,14 @@ def pretraining(rows: list[Row]) -> Table:
             number(row.run.last_step, 0),
             change(row, "heldout_loss", 1, 3),
             change(row, "heldout_accuracy", 100, 2),
+            *(change(row, key, 1, 3) for key in further),
             number(row.values["tokens_per_s"], 0),
             number(row.values["seconds"], 1),
         ]
         for row in rows
     ]
-    figures = ["Seed", "Steps", "Held-out loss", "Held-out accuracy, %", "Tokens/s", "Seconds"]
+    names = ["Held-out loss", "Held-out accuracy, %", *(f"Held-out {words(key.partition('_')[2])}" for key in further)]
+    figures = ["Seed", "Steps", *names, "Tokens/s", "Seconds"]
     return Table("Pre-training runs", ["Run", "From", "Method", *figures], cells, 3)
 
 

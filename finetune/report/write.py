@@ -1,5 +1,6 @@
 """Runs -> report.html, report.md with its figures, report.csv: a pure function of the files below the runs folder."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from asa.errors import RequestError
 from asa.places import check_folder, whole
 from finetune.config import ReportConfig
 from finetune.report import attention, tables
-from finetune.report.collect import COMPARED, NO_SEED, STAGES, Run, collect, finished
+from finetune.report.collect import COMPARED, NO_SEED, STAGES, Run, collect, finished, found_below
 from finetune.report.compare import comparisons
 from finetune.report.export import table_csv
 from finetune.report.labels import differences, grouped, letters, method_labels
@@ -29,7 +30,7 @@ def write(config: ReportConfig) -> None:
     runs = collect(config.runs)
     tuned, trained = tuned_rows(runs, config.repeated), pretrain_rows(runs)
     tested = comparisons(tuned)
-    maps = [attention.load(path) for path in sorted(config.runs.rglob(f"*{attention.ENDING}"))]
+    maps = [attention.load(path) for path in found_below(config.runs, f"*{attention.ENDING}")]
     content = {
         "summary": _summary(runs, tuned, trained),
         "sections": sections(runs, tuned, trained, maps, tested),
@@ -111,8 +112,9 @@ def _told(key: str, value: Any, processes: int) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that stays within its cell of a Markdown table."""
-    return " ".join(text.splitlines()).replace("|", "\\|")
+    """Text that stays within its cell of a Markdown table, and is text there: a token `<s>` is no tag."""
+    plain = re.sub(r"&(?=#?\w+;)", "&amp;", " ".join(text.splitlines()))
+    return plain.replace("<", "&lt;").replace("|", "\\|")
 
 
 def _alt(text: str) -> str:

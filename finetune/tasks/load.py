@@ -41,7 +41,9 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
         hashes = {str(task.folder / manifest.NAME): found.sha256}
         facts = facts_of(splits, found.labels, hashes, {})
         facts["trained"] = [manifest.file_sha256(task.folder / "train.jsonl")]
-        return replace(found, name=name, splits=splits, facts=facts)
+        # By its rows too: which of them train and choose follows from the settings.
+        sha256 = content_sha256(found.kind, found.labels, found.metrics, splits, hashes)
+        return replace(found, name=name, splits=splits, facts=facts, sha256=sha256)
     task = settled(task, config)
     kind: Kind = task.kind  # type: ignore[assignment]  # the other word for token is gone by now
     _check(task)

@@ -184,6 +184,39 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     assert "<script>" not in text(tmp_path / "report", "html")
 
 
+def test_tokens_that_look_like_tags_are_text_in_markdown(tmp_path: Path) -> None:
+    tuned(tmp_path / "runs", "vanilla", 0, 0.5, task="<s> & &lt; a|b")
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    assert r"| &lt;s> & &amp;lt; a\|b |" in text(tmp_path / "report", "md")
+
+
+def test_runs_are_found_through_links_once(runs: Path, tmp_path: Path) -> None:
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    (chosen / "first").symlink_to(runs / "base-vanilla-0")
+    shutil.copytree(runs / "base-vanilla-1", chosen / "second")
+    (chosen / "second" / "again").symlink_to(chosen)  # a circle
+    assert [run.name for run in collect(chosen)] == ["first", "second"]
+
+
+def test_replaced_token_pretraining_is_not_shown_as_masked_tokens(tmp_path: Path) -> None:
+    """Its loss is of another unit, and most of its tokens are right whatever it says."""
+    for objective, loss in (("mlm", 4.0), ("rtd", 0.3)):
+        figures_of = {"heldout_loss": loss, "heldout_accuracy": 0.87}
+        more = {"heldout_separation": 0.25} if objective == "rtd" else {}
+        events = [{"event": "eval", "step": step, **figures_of, **more} for step in (0, 20)]
+        start = {"stage": "pretrain", "objective": objective, "method": "vanilla", "model": "tiny", "seed": 0}
+        put(tmp_path / "runs" / objective, {**start, "config": {"objective": objective}}, events, {"seconds": 1.0})
+    write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
+    page = text(tmp_path / "report", "md")
+    first, second = page.index("## Pre-training\n"), page.index("## Pre-training by replaced-token detection\n")
+    assert "Held-out separation" not in page[first:second]
+    assert "| 0.300 → 0.300 | 87.00 → 87.00 | 0.250 → 0.250 |" in page[second:]
+    assert "Replaced-token loss over steps" in page[second:]
+    with (tmp_path / "report" / "report.csv").open() as file:
+        assert {row["task"] for row in csv.DictReader(file)} == {"mlm", "rtd"}
+
+
 def test_runs_with_other_settings_are_never_averaged_together(runs: Path, tmp_path: Path) -> None:
     tuned(runs / "wide", "vanilla", 3, 0.1, config={**CONFIG, "length": 64})
     write(ReportConfig(runs=runs, out=tmp_path / "report"))

@@ -41,7 +41,12 @@ def test_the_sums_of_numbers_give_the_correlation(data: st.DataObject, count: in
 
 
 @pytest.mark.parametrize(
-    ("labels", "metrics"), [(TAGS, ("entity_f1", "token_f1", "accuracy")), (CLASSES, ("token_f1",))]
+    ("labels", "metrics"),
+    [
+        (TAGS, ("entity_f1", "token_f1", "accuracy")),
+        (CLASSES, ("token_f1",)),
+        (["B-x", "I-x"], ("entity_f1", "accuracy")),  # words that are cut off are of no class
+    ],
 )
 @given(st.data())
 @settings(max_examples=40)

@@ -229,8 +229,8 @@ def test_masking_is_told_by_layer_and_by_tau(page: str) -> None:
 
 def test_a_sentences_maps_are_drawn_and_told(page: str, report: Path) -> None:
     row = table(page, "Attention under attack")[1]
-    assert row[3:6] == ["0", "25.0%", "<good> from 50% of the tokens"]
-    assert row[6].startswith("so to so 0.60 → 1.00; so to <good> 0.40 → 0.00")
+    assert row[3:6] == ["0", "25.0%", "&lt;good> from 50% of the tokens"]
+    assert row[6].startswith("so to so 0.60 → 1.00; so to &lt;good> 0.40 → 0.00")
     html = (report / "report.html").read_text()
     assert "<good>" not in html
     assert html.count("data:image/png") == 4
@@ -312,6 +312,23 @@ def test_scores_by_another_map_of_the_classes_stay_apart(tmp_path: Path) -> None
         tuned(tmp_path / "runs" / ours, "hans", "vanilla", 0, right, **facts)
     head = table(reported(tmp_path), "Transfer and robustness")[0]
     assert head[2:] == ["hans after mnli A (accuracy)", "hans after mnli B (accuracy)"]
+
+
+def test_a_model_from_elsewhere_scored_by_two_maps_is_two_models(tmp_path: Path) -> None:
+    for good, right in (("yes", 45), ("no", 15)):
+        facts = {"stage": "score", "trained_on": None, "classes": {"LABEL_0": good}, "inputs": {"model_sha256": "a"}}
+        tuned(tmp_path / "runs" / good, "hans", None, None, right, **facts)
+    rows = table(reported(tmp_path), "Transfer and robustness")[1:]
+    assert [row[0] for row in rows] == ["base, map.LABEL_0=no", "base, map.LABEL_0=yes"]
+    assert [row[2] for row in rows] == ["25.00 ± n/a (1)", "75.00 ± n/a (1)"]
+
+
+def test_tables_of_one_scored_task_under_two_settings_are_told_apart(tmp_path: Path) -> None:
+    for merge in ("sum", "max"):
+        config = {"merge": merge}
+        tuned(tmp_path / "runs" / merge, "hans", "vanilla", 0, 30, stage="score", trained_on="rte", config=config)
+    page = reported(tmp_path)
+    assert [f"### hans after rte {letter}: every score" in page for letter in "AB"] == [True, True]
 
 
 def test_scores_after_fresh_and_exported_adversaries_are_two_rows(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ def test_a_folder_is_thinned_and_its_test_rows_choose_where_asked_for(task_folde
     task = load(config.task, config)
     assert task.facts["rows"] == {"train": 5, "dev": 12, "test": 12}
     assert task.splits["dev"] == task.splits["test"]
+    other = from_dict(FinetuneConfig, {**values, "train_rows": 4, "paper_compat": True})
+    assert len({load(config.task, config).sha256, load(other.task, other).sha256, folder.load(task_folder).sha256}) == 3
 
 
 @pytest.mark.parametrize("label", [3, -1, "1", 1.0, True, None])
