@@ -78,7 +78,18 @@ class TaskModel(nn.Module):
         """
         with fork_rng(devices=[]):
             twin = type(self.model)(copy.deepcopy(self.model.config))
+            _tie_alike(self.model, twin)
             return TaskModel(twin, self.kind).float().eval()
+
+
+def _tie_alike(model: nn.Module, twin: nn.Module) -> None:
+    """Share in `twin` what `model` shares: transformers ties a bias of a head when it is resized, and not before."""
+    first: dict[int, str] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        shared = first.setdefault(id(p), name)
+        place, _, leaf = name.rpartition(".")
+        if shared != name and hasattr(twin.get_submodule(place), leaf):
+            setattr(twin.get_submodule(place), leaf, twin.get_parameter(shared))
 
 
 def _among_answers(model: "transformers.PreTrainedModel", batch: Batch) -> Tensor:

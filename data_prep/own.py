@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from data_prep.dump import Span
 from data_prep.text import Document, sound
 
 _CHUNK = 2**20
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 ENDINGS = (".jsonl", ".jsonl.zst", ".txt", ".parquet")
 
 
@@ -97,8 +99,9 @@ def _paragraphs(lines: list[bytes], path: Path, label: str, begun: int) -> Docum
     place, joined = f"{label}:{begun}", b"".join(lines)
     try:
         text = joined.decode()
-        # Latin letters in UTF-16 are UTF-8 too, with a zero beside each of them.
-        wrong = joined.find(0) if 4 * joined.count(0) > len(joined) else -1
+        # UTF-16 of many scripts is UTF-8 too, with a zero or another control character beside each letter.
+        odd = _CONTROL.findall(joined)
+        wrong = joined.find(odd[0]) if 4 * len(odd) > len(joined) else -1
     except UnicodeDecodeError as error:
         text, wrong = "", error.start
     if wrong >= 0:

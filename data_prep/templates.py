@@ -11,6 +11,8 @@ from data_prep import figures
 from data_prep.brackets import EQUALS, HOLE, PIPE
 from data_prep.figures import Arguments
 
+_MONTHS = {key: name for n, name in enumerate(calendar.month_name) if n for key in (str(n), name[:3].lower())}
+_NOTHING = HOLE + " \t\n"
 _NAMED = re.compile(r"\s*+([\w-][\w -]{0,29}?)\s*+=")
 
 
@@ -33,7 +35,8 @@ def _arguments(body: str) -> Arguments:
     positional, named = [], {}
     for part in body.split("|")[1:]:
         if match := _NAMED.match(part):
-            named[match[1].lower()] = part[match.end() :].strip()
+            value = part[match.end() :].strip()
+            named[match[1].lower()] = value if value.strip(_NOTHING) else ""
         else:
             positional.append(part.strip())
     # Positions may be named too: {{lang|fr|2=mot}}.
@@ -68,10 +71,8 @@ def _as_of(arguments: Arguments) -> str:
     positional, named = arguments
     if not positional:
         return named.get("alt") or HOLE
-    year, month, day = (*positional[:3], "", "")[:3]
-    if month.isdecimal() and len(month) <= 2 and 1 <= int(month) <= 12:
-        month = calendar.month_name[int(month)]
-    day = day.lstrip("0")
+    year, month, day = (*(word.strip(_NOTHING) for word in positional[:3]), "", "")[:3]
+    month, day = _MONTHS.get(month.lstrip("0").lower(), month), day.lstrip("0")
     american = named.get("df", "").lower() == "us" and day
     date = f"{month} {day}, {year}" if american else " ".join(filter(None, (day, month, year)))
     words = "since" if named.get("since") else "as of"
@@ -150,7 +151,7 @@ _SHOWN = {
     **_table(_argument(1), "lang, langx, script, rtl-lang, color, font color, resize, tsl"),
     **_table(_argument(1, "texte"), "langue, en langue"),
     **_table(_argument(-1), "transl, transliteration"),
-    **_table(_as_of, "as of"),
+    **_table(_as_of, "as of, asof"),
     **_table(_circa, "circa, c., circa year"),
     **_table(figures.formula, "chem, chem2"),
     **_table(figures.raised, "sup, exp, exposant"),

@@ -37,11 +37,13 @@ def refuse_trainer(trainer: "AdversarialTrainer") -> None:
 
 
 def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
-    """Raises RequestError where the optimizer, by whomever it was made, would leave the adversary as it is."""
-    assert trainer.optimizer is not None
+    """Raises RequestError where the optimizer, by whomever it was made, would leave the adversary as it is. One that
+    shows none of the model's parameters either, but copies of its own (offloading ones do), cannot be told."""
+    if trainer.adversary is None:
+        return
     held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    wanted = trainer.adversary.parameters() if trainer.adversary is not None else ()
-    if any(p.requires_grad and id(p) not in held for p in wanted):
+    known = any(id(p) in held for p in trainer.model.parameters())
+    if known and any(p.requires_grad and id(p) not in held for p in trainer.adversary.parameters()):
         raise RequestError(
             "the optimizer does not hold the adversary's parameters; in a create_optimizer of yours, or in the params"
             " of optimizer_cls_and_kwargs, add those of trainer.adversary"

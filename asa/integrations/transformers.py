@@ -102,8 +102,6 @@ class AdversarialTrainer(TypedTrainer):
         with fork_rng(devices=[]):  # what the Trainer draws stays what it would draw without us
             torch.default_generator.manual_seed(self.args.seed)
             self._task = TaskModel(model, self._kind, self._options.asa if self._method.uses_adversary else None)
-        if self.adversary is not None:
-            self.adversary.to(model.device)  # where an optimizer of the user's own may look for it
 
     def _precision(self, model: PreTrainedModel) -> Precision:
         """What passes are computed in; not the arguments alone, but accelerate's launcher too may ask for autocast."""
@@ -158,6 +156,7 @@ class AdversarialTrainer(TypedTrainer):
         return cast(Engine, AcceleratedPasses(self._task, self.state.max_steps, self.accelerator))
 
     def _begin(self) -> None:
+        self._task.to(self.args.device)  # where the optimizer was made by a create_optimizer of the user's own
         refuse_optimizer(self)
         self._means = Means()
         if self.state.global_step == 0:  # of a trainer that has trained before too

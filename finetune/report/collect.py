@@ -143,12 +143,17 @@ def collect(folder: Path) -> list[Run]:
 
 
 def found_below(folder: Path, pattern: str) -> list[Path]:
-    """Files with such names, in the order of their paths; folders that are links are gone into, each folder once."""
-    found, been = [], set[str]()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        been.add(os.path.realpath(place))
-        folders[:] = sorted(name for name in folders if os.path.realpath(Path(place, name)) not in been)
-        found += [Path(place, name) for name in fnmatch.filter(names, pattern)]
+    """Files with such names, in the order of their paths. Folders that are links are gone into after all others, so
+    that what lies here for real keeps its name, and each folder once."""
+    found, been, waiting = [], set[str](), [folder]
+    while waiting:
+        for place, folders, names in os.walk(waiting.pop(0)):
+            if (real := os.path.realpath(place)) in been:
+                folders.clear()
+                continue
+            been.add(real)
+            waiting += sorted(path for name in folders if (path := Path(place, name)).is_symlink())
+            found += [Path(place, name) for name in fnmatch.filter(names, pattern)]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
@@ -193,15 +198,15 @@ def _told_adversaries(runs: list[Run]) -> list[Run]:
 
 
 def _told_classes(runs: list[Run]) -> list[Run]:
-    """What became of the classes of somebody else's model, where one was scored with several: no two of them are one
-    model's runs. Of a run's own model this stands among the settings."""
-    seen: dict[tuple[str, str], set[str]] = {}
+    """What became of the classes of somebody else's model, where one was scored with several maps: no two of them are
+    one model's runs. Of a run's own model this stands among the settings."""
+    seen: dict[str, set[str]] = {}
     for run in runs:
         if read := _classes(run):
-            seen.setdefault((weights(run), run.task), set()).add(read)
+            seen.setdefault(weights(run), set()).add(read)
     return [
         dataclasses.replace(run, facts={**run.facts, "model": f"{run.model}, {read}"})
-        if (read := _classes(run)) and len(seen[weights(run), run.task]) > 1
+        if (read := _classes(run)) and len(seen[weights(run)]) > 1
         else run
         for run in runs
     ]

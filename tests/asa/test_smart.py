@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM
 
 from asa import perturb
 from asa.adversary import ASAConfig
@@ -23,8 +24,9 @@ from asa.methods.smart import SMART, SMARTConfig
 from asa.methods.smart_released import SMARTReleased, SMARTReleasedConfig
 from asa.methods.smoothness import SmoothConfig, apart, prediction, towards
 from asa.methods.vat import VAT, VATConfig
+from asa.model import TaskModel
 from asa.signal import Perturb
-from tests.asa.conftest import KINDS, gradients, tiny_batch, tiny_module
+from tests.asa.conftest import KINDS, VOCAB, gradients, tiny_batch, tiny_module
 from tests.asa.test_methods import Watched
 
 # C classes, N units
@@ -142,6 +144,18 @@ def test_a_teacher_that_is_no_copy_is_refused() -> None:
         with pytest.raises(RequestError, match=r"does not describe this model \(model\..*set smart\.proximal to 0"):
             update(SMART(SMARTConfig()), Watched(module), batch)
         update(SMART(SMARTConfig(proximal=0)), Watched(module), batch)
+
+
+def test_the_teacher_shares_what_the_model_shares() -> None:
+    """Resizing ties the bias of a head that has embeddings of its own; a model made by the config does not."""
+    torch.manual_seed(0)
+    shape = BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    shape.tie_word_embeddings = False
+    model = BertForMaskedLM(shape)
+    model.resize_token_embeddings(VOCAB)
+    names = [name for name, _ in TaskModel(model, "mlm").named_parameters()]
+    assert [name for name, _ in TaskModel(model, "mlm").twin().named_parameters()] == names
+    update(SMART(SMARTConfig()), Watched(TaskModel(model, "mlm")), tiny_batch("mlm"))
 
 
 def test_either_term_can_be_left_out_with_its_cost() -> None:

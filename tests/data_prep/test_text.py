@@ -121,6 +121,8 @@ def test_a_title_with_a_colon_is_no_link_to_another_language(markup: str, expect
         ("{{as of|2018|March}}, {{As of|lc=y|2011|08|19}}", "As of March 2018, as of 19 August 2011"),
         ("{{as of|2013|6|8|df=US}} {{as of|2013|since=y}}", "As of June 8, 2013 Since 2013"),
         ("{{as of|2 July 2014|bare=yes}}{{as of}}", "2 July 2014"),
+        ("{{asof|2010|Jan|alt=<!-- no -->}}, {{as of|2017|<!-- June -->6}}", "As of January 2010, As of June 2017"),
+        ("{{ill|Ort|de|lt=<!-- the same -->}}, {{langue|de|Wort|texte={{cn}}}}", "Ort, Wort"),
         ("entre {{heure|1}} et {{heure|4|30}}, {{heure|4|30|5}}{{heure}}", "entre 1 h et 4 h 30, 4 h 30 min 5 s"),
         ("dit {{incise|et plus|stop}}. Et {{incise|oui}} non", "dit \u2013 et plus. Et \u2013 oui \u2013 non"),
         ("{{quote|[[Mass\u2013energy|E = mc²]] is famous}} [[a|b=c]]", "E = mc² is famous b=c"),

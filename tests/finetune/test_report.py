@@ -196,6 +196,7 @@ def test_runs_are_found_through_links_once(runs: Path, tmp_path: Path) -> None:
     (chosen / "first").symlink_to(runs / "base-vanilla-0")
     shutil.copytree(runs / "base-vanilla-1", chosen / "second")
     (chosen / "second" / "again").symlink_to(chosen)  # a circle
+    (chosen / "latest").symlink_to(chosen / "second")  # which keeps its own name
     assert [run.name for run in collect(chosen)] == ["first", "second"]
 
 

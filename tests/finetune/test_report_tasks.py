@@ -318,9 +318,10 @@ def test_a_model_from_elsewhere_scored_by_two_maps_is_two_models(tmp_path: Path)
     for good, right in (("yes", 45), ("no", 15)):
         facts = {"stage": "score", "trained_on": None, "classes": {"LABEL_0": good}, "inputs": {"model_sha256": "a"}}
         tuned(tmp_path / "runs" / good, "hans", None, None, right, **facts)
+    tuned(tmp_path / "runs" / "yes", "paws-wiki", None, None, 30, **{**facts, "classes": {"LABEL_0": "yes"}})
     rows = table(reported(tmp_path), "Transfer and robustness")[1:]
     assert [row[0] for row in rows] == ["base, map.LABEL_0=no", "base, map.LABEL_0=yes"]
-    assert [row[2] for row in rows] == ["25.00 ± n/a (1)", "75.00 ± n/a (1)"]
+    assert [row[2:4] for row in rows] == [["25.00 ± n/a (1)", "-"], ["75.00 ± n/a (1)", "50.00 ± n/a (1)"]]
 
 
 def test_tables_of_one_scored_task_under_two_settings_are_told_apart(tmp_path: Path) -> None:

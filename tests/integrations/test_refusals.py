@@ -137,6 +137,14 @@ def test_an_optimizer_without_the_adversary(tmp_path: Path) -> None:
     assert held >= {id(p) for p in trainer.adversary.parameters()}
 
 
+class Offloading(torch.optim.SGD):
+    """Of copies of the parameters: what it shows tells nothing of what it trains."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
+        self.originals = [p for group in groups for p in group["params"]]
+        super().__init__([p.detach().clone().requires_grad_() for p in self.originals], lr=lr)
+
+
 def test_an_optimizer_of_a_subclass_or_of_given_parameters(tmp_path: Path) -> None:
     """Their makers may forget the adversary, which would then stay as it was drawn."""
 
@@ -162,6 +170,7 @@ def test_an_optimizer_of_a_subclass_or_of_given_parameters(tmp_path: Path) -> No
             trainer.train()
         assert_close(weights(model), before, atol=0)
     Forgetful(model, arguments(tmp_path), train_dataset=data, method="r_drop").train()
+    build(tmp_path, optimizer_cls_and_kwargs=(Offloading, {"lr": 1e-3})).train()
     Mindful(model, arguments(tmp_path), train_dataset=data, method="asa").train()
 
 
