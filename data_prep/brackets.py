@@ -17,7 +17,7 @@ PIPE = "&#124;"
 EQUALS = "&#61;"
 # Unicode's invisible plus, before a fraction: a space where a number stands before it, else nothing.
 PLUS = "\u2064"
-_NOTHING = HOLE + " \t\n"
+NOTHING = HOLE + " \t\n"
 # A comment, by now a HOLE, may stand before a table's brackets.
 _TOKEN = re.compile(rf"(\{{\{{+|\}}\}}+|\[\[|\]\]|\n[ \t:*{HOLE}]*\{{\|[^\n]*|\n[ \t{HOLE}]*\|\}}(?!\}}))")
 _MEDIA_ENDING = re.compile(r"\.(?:jpe?g|png|svg|gif|tiff?|og[gvag]|webm|pdf|djvu|mp3|wav)\s*$", re.IGNORECASE)
@@ -57,7 +57,7 @@ class _Stack:
             elif bracket[0] == "}":
                 for _ in range(len(bracket) // 2):
                     self.close(_TEMPLATE)
-            elif bracket[-1] == "}" and bracket.lstrip(_NOTHING) == "|}":
+            elif bracket[-1] == "}" and bracket.lstrip(NOTHING) == "|}":
                 self.close(_TABLE)
             else:
                 self.push(_TABLE)
@@ -110,19 +110,19 @@ class _Stack:
     def words(self, body: str) -> str:
         target, _, label = body.partition("|")
         disabled = "|" in label and _MEDIA_ENDING.search(target)  # a picture with its options
-        if target.lstrip().startswith(":") and label.strip(_NOTHING) and "\n\n" not in body and not disabled:
+        if target.lstrip().startswith(":") and label.strip(NOTHING) and "\n\n" not in body and not disabled:
             return label  # [[:File:A.png|the map]] points to a picture and shows none
         if ":" not in target:
             if "\n\n" in body or _MEDIA_ENDING.search(target):
                 return body if "\n\n" in body else HOLE
-            return label if label.strip(_NOTHING) else _page(target)
+            return label if label.strip(NOTHING) else _page(target)
         if self.is_silent(target) or _MEDIA_ENDING.search(target):
             return HOLE
         if "\n\n" in body:
             return body
         if "://" in target:
             return body.partition(" ")[2]
-        if label.strip(_NOTHING):
+        if label.strip(NOTHING):
             return label
         return HOLE if _is_interlanguage(target) else _page(target.lstrip(": "))
 

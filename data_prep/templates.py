@@ -8,11 +8,10 @@ import re
 from collections.abc import Callable
 
 from data_prep import figures
-from data_prep.brackets import EQUALS, HOLE, PIPE
+from data_prep.brackets import EQUALS, HOLE, NOTHING, PIPE
 from data_prep.figures import Arguments
 
 _MONTHS = {key: name for n, name in enumerate(calendar.month_name) if n for key in (str(n), name[:3].lower())}
-_NOTHING = HOLE + " \t\n"
 _NAMED = re.compile(r"\s*+([\w-][\w -]{0,29}?)\s*+=")
 
 
@@ -36,7 +35,7 @@ def _arguments(body: str) -> Arguments:
     for part in body.split("|")[1:]:
         if match := _NAMED.match(part):
             value = part[match.end() :].strip()
-            named[match[1].lower()] = value if value.strip(_NOTHING) else ""
+            named[match[1].lower()] = value if value.strip(NOTHING) else ""
         else:
             positional.append(part.strip())
     # Positions may be named too: {{lang|fr|2=mot}}.
@@ -71,7 +70,7 @@ def _as_of(arguments: Arguments) -> str:
     positional, named = arguments
     if not positional:
         return named.get("alt") or HOLE
-    year, month, day = (*(word.strip(_NOTHING) for word in positional[:3]), "", "")[:3]
+    year, month, day = (*(word.strip(NOTHING) for word in positional[:3]), "", "")[:3]
     month, day = _MONTHS.get(month.lstrip("0").lower(), month), day.lstrip("0")
     american = named.get("df", "").lower() == "us" and day
     date = f"{month} {day}, {year}" if american else " ".join(filter(None, (day, month, year)))

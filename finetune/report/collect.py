@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,28 +186,24 @@ def _read(path: Path, name: str) -> Run:
 def _told_adversaries(runs: list[Run]) -> list[Run]:
     """Exported adversaries by their hash, where one set of weights had several: nothing else would tell such runs
     apart. With other weights the adversary is a part of what these are."""
-    seen: dict[str, set[str]] = {}
-    for run in runs:
-        if sha256 := _adversary(run):
-            seen.setdefault(weights(run), set()).add(sha256)
-    return [
-        dataclasses.replace(run, facts={**run.facts, "adversary": f"{run.facts['adversary']} {sha256[:8]}"})
-        if (sha256 := _adversary(run)) and len(seen[weights(run)]) > 1
-        else run
-        for run in runs
-    ]
+    return _told(runs, _adversary, lambda run, sha256: {"adversary": f"{run.facts['adversary']} {sha256[:8]}"})
 
 
 def _told_classes(runs: list[Run]) -> list[Run]:
     """What became of the classes of somebody else's model, where one was scored with several maps: no two of them are
     one model's runs. Of a run's own model this stands among the settings."""
+    return _told(runs, _classes, lambda run, read: {"model": f"{run.model}, {read}"})
+
+
+def _told(runs: list[Run], mark: Callable[[Run], str], tell: Callable[[Run, str], dict[str, str]]) -> list[Run]:
+    """The runs, those of weights that have several marks with other facts. Args: mark, empty where a run has none."""
     seen: dict[str, set[str]] = {}
     for run in runs:
-        if read := _classes(run):
-            seen.setdefault(weights(run), set()).add(read)
+        if found := mark(run):
+            seen.setdefault(weights(run), set()).add(found)
     return [
-        dataclasses.replace(run, facts={**run.facts, "model": f"{run.model}, {read}"})
-        if (read := _classes(run)) and len(seen[weights(run)]) > 1
+        dataclasses.replace(run, facts={**run.facts, **tell(run, found)})
+        if (found := mark(run)) and len(seen[weights(run)]) > 1
         else run
         for run in runs
     ]
