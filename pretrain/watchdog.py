@@ -58,12 +58,18 @@ class Watchdog:
             return
         self.beat()
         # Two threads, since the store lives in rank 0: where that is stopped, who asks it waits for ever.
-        for work in (self._exchange, self._watch):
-            threading.Thread(target=work, name="watchdog", daemon=True).start()
+        threads = [
+            threading.Thread(target=work, name="watchdog", daemon=True) for work in (self._exchange, self._watch)
+        ]
+        for thread in threads:
+            thread.start()
         try:
             yield self
         finally:
             self._end.set()
+            # One that comes back from the store while the interpreter ends would abort the process, its work all done.
+            for thread in threads:
+                thread.join(2 * ANSWER)
 
     def _exchange(self) -> None:
         """Publish how far this rank is and note what the others have published, until the store is gone."""

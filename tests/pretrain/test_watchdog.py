@@ -3,10 +3,13 @@
 import re
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from torch._C._distributed_c10d import Store
 
 from pretrain.watchdog import Seen, Watchdog, verdict
 
@@ -84,3 +87,24 @@ def test_a_process_that_stands_still_ends_with_its_stack() -> None:
 def test_a_timeout_of_zero_watches_nothing() -> None:
     with Watchdog(0, None).watching() as dog:
         assert not dog.timeout
+
+
+class SlowStore:
+    """A store that takes a while to answer."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        self.asked.set()
+        time.sleep(0.3)
+
+
+def test_nothing_waits_for_the_store_any_more_when_the_watch_is_over() -> None:
+    # It would come back while the interpreter ends, and abort a process that has done its work.
+    store = SlowStore()
+    dog = Watchdog(3600, cast(Store, store))
+    dog.interval = 0.001
+    with dog.watching():
+        assert store.asked.wait(60)
+    assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
