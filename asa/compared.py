@@ -29,18 +29,20 @@ class _Compare(Function):
     @staticmethod
     def forward(ctx: Any, logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(logits_2NC.dtype, torch.float32)
-        # Of each row: log of the sum of exponentials, and sum of p (or q) * (log p - log q)
+        # Of each row: log of the sum of exponentials, and sum of p (or q) * (clean - other logits)
         sums_2N, means_2N = (torch.empty(2, len(labels_N), dtype=wide, device=logits_2NC.device) for _ in range(2))
         entropies_N = torch.empty_like(sums_2N[0])
         halves = torch.unflatten(logits_2NC, 0, (2, len(labels_N)))
         for rows in _portions(halves):
-            log_2NC = halves[:, rows].to(wide).log_softmax(-1)
-            labels = labels_N[rows].masked_fill(labels_N[rows] == IGNORE, 0).unsqueeze(-1)
-            entropies_N[rows] = -log_2NC[0].gather(-1, labels).squeeze(-1)
-            # By the largest: by another, the -1e4 of an absent answer say, little would be left of the digits.
-            sums_2N[:, rows] = halves[:, rows].amax(-1) - log_2NC.amax(-1)
-            gap_NC = log_2NC[0] - log_2NC[1]
-            means_2N[:, rows] = log_2NC.exp_().mul_(gap_NC).sum(-1)
+            part_2NC = halves[:, rows].to(wide)
+            most_2N1 = part_2NC.amax(-1, keepdim=True)
+            weights_2NC = (part_2NC - most_2N1).exp_()
+            total_2N = weights_2NC.sum(-1)
+            logs_2N, most_2N = total_2N.log(), most_2N1.squeeze(-1)
+            # The largest first: what both logits have in common would cost a sure answer's entropy its digits.
+            below_N = most_2N[0] - part_2NC[0].gather(-1, _index(labels_N[rows])).squeeze(-1)
+            entropies_N[rows], sums_2N[:, rows] = logs_2N[0] + below_N, logs_2N + most_2N
+            means_2N[:, rows] = weights_2NC.mul_(part_2NC[0] - part_2NC[1]).sum(-1) / total_2N
         ctx.save_for_backward(logits_2NC, labels_N, sums_2N, means_2N)
         return entropies_N.masked_fill_(labels_N == IGNORE, 0), (means_2N[0] - means_2N[1]) / 2
 
@@ -48,21 +50,28 @@ class _Compare(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # the decorator's type
         logits_2NC, labels_N, sums_2N, means_2N = ctx.saved_tensors
-        real_N = labels_N != IGNORE
-        task_N1, half_N1 = (grads[0] * real_N).unsqueeze(-1), grads[1].unsqueeze(-1) / 2
+        task_N1, half_N1 = (grads[0] * (labels_N != IGNORE)).unsqueeze(-1), grads[1].unsqueeze(-1) / 2
+        # With gap = log p - log q, of the clean logits: p (half * gap + own) - half * q, and at the label less task;
+        # of the others: q (own - half * gap) - half * p.
+        mean_p_N1, mean_q_N1 = (means_2N - (sums_2N[0] - sums_2N[1])).unsqueeze(-1)
+        own_p_N1, own_q_N1 = (1 - mean_p_N1) * half_N1 + task_N1, (1 + mean_q_N1) * half_N1
         found_2NC = torch.empty_like(logits_2NC, dtype=sums_2N.dtype)
         halves, found = (torch.unflatten(both, 0, (2, len(labels_N))) for both in (logits_2NC, found_2NC))
         for rows in _portions(halves):
+            half = half_N1[rows]
             log_2NC = torch.sub(halves[:, rows], sums_2N[:, rows, None], out=found[:, rows])
-            gap_NC = log_2NC[0] - log_2NC[1]
+            gap_NC = (log_2NC[0] - log_2NC[1]).mul_(half)
             p_NC, q_NC = log_2NC.exp_()
-            # Of the clean logits: task * (p - 1[label]) + half * (p * (gap - mean) + p - q); of the others likewise.
-            task, half = task_N1[rows], half_N1[rows]
-            excess_NC = (p_NC - q_NC).mul_(half)
-            q_NC.mul_((means_2N[1, rows, None] - gap_NC).mul_(half)).sub_(excess_NC)
-            p_NC.mul_((gap_NC - means_2N[0, rows, None]).mul_(half).add_(task)).add_(excess_NC)
-            p_NC.scatter_add_(-1, labels_N[rows].masked_fill(~real_N[rows], 0).unsqueeze(-1), -task)
+            shares_2NC = log_2NC * half
+            p_NC.mul_(gap_NC + own_p_N1[rows]).sub_(shares_2NC[1])
+            q_NC.mul_(gap_NC.neg_().add_(own_q_N1[rows])).sub_(shares_2NC[0])
+        found[0].scatter_add_(-1, _index(labels_N), -task_N1)
         return found_2NC.to(logits_2NC.dtype), None
+
+
+def _index(labels_N: Tensor) -> Tensor:
+    """The label's place in each row, of shape N x 1; of a row without a label the first."""
+    return labels_N.masked_fill(labels_N == IGNORE, 0).unsqueeze(-1)
 
 
 def _portions(halves_2NC: Tensor) -> Iterator[slice]:

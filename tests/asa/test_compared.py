@@ -52,6 +52,25 @@ def test_an_absent_answer_costs_no_digits(absent: int) -> None:
     torch.testing.assert_close(found.double(), gradients(by_torch(wide, labels), wide), rtol=1e-5, atol=1e-6)
 
 
+def test_a_common_offset_costs_no_digits() -> None:
+    logits, labels = case(4, 9, torch.float64)
+    logits[torch.arange(4), labels.clamp_min(0)] += 10  # sure answers
+    near = compared.compare(logits.float(), labels)
+    far = compared.compare((logits.float() + 1024), labels)
+    torch.testing.assert_close(near[0].double(), by_torch(logits, labels)[0], rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(far[0], by_torch(logits.float() + 1024, labels)[0], rtol=1e-6, atol=1e-9)
+
+
+def test_two_like_passes_diverge_by_nothing() -> None:
+    """Neither value nor gradient: an attack that does nothing leaves the plain step."""
+    logits, labels = case(4, 9, torch.float32)
+    logits[4:] = logits[:4]
+    logits.requires_grad_()
+    divergences = compared.compare(logits, labels)[1]
+    assert not divergences.any()
+    assert not torch.autograd.grad(divergences.sum(), logits)[0].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_widened(dtype: torch.dtype) -> None:
     logits, labels = case(4, 9, torch.float32)
