@@ -18,6 +18,7 @@ from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict
 from asa.errors import RequestError, WorkError
+from asa.streams import lasting_output
 
 T = TypeVar("T")
 
@@ -237,7 +238,13 @@ def main(
     quiet: str = "",
 ) -> NoReturn:
     """Dispatch `prog COMMAND ...`; a deliberate error becomes one line (none of the command `quiet`) and its code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with lasting_output():
+        _dispatch(commands, prog, list(sys.argv[1:] if argv is None else argv), quiet)
+
+
+def _dispatch(
+    commands: dict[str, Callable[[list[str]], None]], prog: str, arguments: list[str], quiet: str
+) -> NoReturn:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: python -m {prog} {{{'|'.join(commands)}}} [--help] ...")
         for name, command in commands.items():

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO, NamedTuple
 
@@ -48,7 +48,9 @@ class Asked:
         if not self.signal:
             self.signal, self._since = number, time.monotonic()
             text = f"{signal.Signals(number).name}: {self._answer}; a second one ends everything at once\n"
-            os.write(sys.stderr.fileno(), text.encode())  # print may be what was interrupted
+            # Of a terminal that is closed, which is what SIGHUP tells, or of `2>&-`.
+            with suppress(OSError, AttributeError):
+                os.write(sys.stderr.fileno(), text.encode())  # print may be what was interrupted
         elif time.monotonic() - self._since > AGAIN:
             self.at_once = True
 

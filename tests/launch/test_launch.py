@@ -51,6 +51,22 @@ def test_two_processes_train_as_one_does_and_say_what_they_run(request_: Pretrai
     assert all(curve[-1] < curve[0] - 0.8 for curve in curves)
 
 
+def test_a_run_goes_on_when_nobody_reads_what_it_says(request_: PretrainConfig, tmp_path: Path) -> None:
+    """Ctrl-C ends the `tee` behind a run as well."""
+    config = replace(request_, method="vanilla", steps=4, eval_every=2, save_every=2, log_every=1)
+    save_yaml(config, tmp_path / "run.yaml")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "launch", "pretrain", "--config", str(tmp_path / "run.yaml")]
+    done = subprocess.run(
+        [*command, "--nproc", "1"], env=SETTINGS, stdout=writer, stderr=writer, timeout=280, check=False
+    )
+    os.close(writer)
+    assert done.returncode == 0
+    assert record.finished(config.out / record.NAME)
+    assert len(checkpoint.complete(config.out / "checkpoints")) == 2
+
+
 def test_two_processes_share_the_fine_tuning_runs(make: Make, tmp_path: Path) -> None:
     config = make(methods=["vanilla", "asa"], max_steps=1)
     save_yaml(config, tmp_path / "tune.yaml")

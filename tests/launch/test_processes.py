@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import psutil
 import pytest
 
 from launch.__main__ import answer
-from launch.processes import Outcome, outcome
+from launch.processes import Asked, Outcome, outcome
 
 RANK = """
 import os, signal, sys, time
@@ -131,6 +132,17 @@ class Tree:
 
     def saved(self) -> int:
         return len(list(self.folder.glob("saved-*")))
+
+
+def test_a_signal_counts_where_nobody_reads_what_is_said_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGHUP comes when the terminal is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: writer))
+    with Asked("pretrain").noted() as asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.signal == signal.SIGTERM
+    os.close(writer)
 
 
 Plant = Callable[..., Tree]

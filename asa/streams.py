@@ -1,0 +1,54 @@
+"""Output that outlives its reader: what is told of a run must not end it."""
+
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from typing import Any, TextIO, TypeVar
+
+T = TypeVar("T")
+
+
+class Lasting:
+    """A text stream that writes nowhere from when its reader has gone: a pipe whose other end Ctrl-C has ended as well,
+    a terminal that was closed, a full disk."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._or_lose(lambda: self._stream.write(text), len(text))
+
+    def flush(self) -> None:
+        self._or_lose(self._stream.flush, None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _or_lose(self, work: Callable[[], T], instead: T) -> T:
+        try:
+            return work()
+        except OSError:
+            # The descriptor itself, which C++ libraries and children share; what is buffered goes there as well.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+            return instead
+
+
+@contextmanager
+def lasting_output() -> Generator[None]:
+    """Inside, stdout and stderr last, and what their encoding lacks is written as escapes."""
+    before: dict[str, TextIO | None] = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    lasting = {name: Lasting(stream) for name, stream in before.items() if stream}  # None after `>&-`
+    for name, stream in lasting.items():
+        if isinstance(before[name], TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        for name, stream in lasting.items():
+            stream.flush()
+            setattr(sys, name, before[name])

@@ -1,0 +1,46 @@
+"""What a run tells may be lost; the run may not."""
+
+import os
+import sys
+from collections.abc import Generator
+from io import BytesIO, TextIOWrapper
+
+import pytest
+
+from asa.streams import lasting_output
+
+
+@pytest.fixture
+def unread() -> Generator[int]:
+    """The end of a pipe to write to, whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_what_nobody_reads_is_dropped(name: str, unread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = os.fdopen(unread, "w", closefd=False)
+    monkeypatch.setattr(sys, name, stream)
+    with lasting_output():
+        print("at once", file=getattr(sys, name), flush=True)
+        print("buffered", file=getattr(sys, name))
+    assert getattr(sys, name) is stream
+    stream.close()  # as the interpreter does: nothing is left that would fail
+    os.write(unread, b"C++ libraries, or children")
+
+
+def test_what_the_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, encoding="ascii"))
+    with lasting_output():
+        print("Zürich")
+    assert written.getvalue() == b"Z\\xfcrich\n"
+
+
+def test_there_may_be_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with lasting_output():
+        print("nowhere")
+    assert sys.stdout is None
