@@ -5,7 +5,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,10 @@ T = TypeVar("T")
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
+class _Misread(ValueError):
+    """What YAML would read otherwise than it looks."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML without what would be read otherwise than it looks: a key given twice, 010 for 8, 1:30 for 90."""
 
@@ -33,7 +38,7 @@ class _Loader(yaml.SafeLoader):
         before = set[str]()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in before:
-                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: key {key.value!r} a second time")
+                raise _Misread(f"line {key.start_mark.line + 1}: key {key.value!r} a second time")
             before.add(key.value)
         return node
 
@@ -41,22 +46,23 @@ class _Loader(yaml.SafeLoader):
         number = super().construct_yaml_int(node)
         if ":" in node.value or re.match(r"[-+]?0[\d_]", node.value):
             line = node.start_mark.line + 1
-            raise yaml.YAMLError(f"line {line}: {node.value} would be {number}; write {number}, or {node.value!r}")
+            raise _Misread(f"line {line}: {node.value} would be {number}; write {number}, or {node.value!r}")
         return number
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
-def _path(text: str) -> Path:
-    """Raises ValueError for an empty text, which would be the current folder."""
-    if text == "":
-        raise ValueError("Got value: ")  # as jsonargparse has it, see _with_flag
-    return Path(text)
+def _path(given: Any) -> Path:
+    """Raises ValueError for an empty text, which would be the current folder, and for what YAML reads as no text."""
+    if given == "" or not isinstance(given, str):
+        raise ValueError(f"Got value: {given}")  # as jsonargparse has it, see _with_flag
+    return Path(given)
 
 
 register_type(Path, str, _path, type_check=isinstance)
 
+DOT = "\N{ONE DOT LEADER}"  # stands for a dot inside a name while the parser reads
 INTERRUPTED = "error: interrupted; run the same command again to go on"
 
 
@@ -94,6 +100,7 @@ def given(
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
     arguments = _bracketed(cls, _with_entries(_named(cls, list(argv), positional)))
     _refuse_sixties(cls, arguments)
+    _refuse_misread(cls, arguments)
     parser = _Parser(prog=prog, description=cls.__doc__, cls=cls, positional=positional)
     parser.add_argument(
         "--config",
@@ -106,13 +113,20 @@ def given(
     for action in parser._actions:  # for paths it would offer a file that lists them, which _bracketed rules out
         action.metavar = "[ITEM,...]" if action.dest in lists else action.metavar
     printing = any(part.partition("=")[0] == "--print_config" for part in arguments)  # and then the program ends
-    namespace = parser.parse_args(arguments, defaults=printing and show_defaults)
-    return {key: value for key, value in namespace.as_dict().items() if key != "config"}
+    namespace = parser.parse_args(_dotted(cls, arguments), defaults=printing and show_defaults)
+    return {key: _without_paths(value) for key, value in namespace.as_dict().items() if key != "config"}
+
+
+def _without_paths(value: Any) -> Any:
+    """Without the parser's notes of the file that a group of keys was read from, and names with their dots again."""
+    if not isinstance(value, dict):
+        return value
+    return {key.replace(DOT, "."): _without_paths(inner) for key, inner in value.items() if key != "__path__"}
 
 
 def fail(message: str) -> NoReturn:
     """One line on stderr and exit code 2."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {' '.join(message.split()).replace(DOT, '.')}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -161,12 +175,14 @@ def _keys(file: Path) -> dict[str, Any]:
     """What a YAML file holds. Raises RequestError where that is not keys with their values."""
     try:
         read = yaml.load(file.read_bytes().decode(), Loader=_Loader)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
         raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config") from None
     if not isinstance(read, dict):
         why = "it is empty" if read is None else f"it holds a {type(read).__name__}"
         raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config")
+    if "config" in read:
+        raise RequestError(f"{file} has the key 'config', which is the command line's; give --config once more instead")
     return read
 
 
@@ -177,7 +193,7 @@ def _bracketed(cls: Any, argv: list[str]) -> list[str]:
     split = [piece for part in argv for piece in (part.split("=", 1) if part.partition("=")[0] in flags else [part])]
     for index in range(1, len(split)):
         element = flags.get(split[index - 1])
-        if element is not None and not split[index].startswith("["):
+        if element is not None and not split[index].startswith("[") and split[index] != "null":
             split[index] = _as_list(split[index], element)
         elif element is str:
             split[index] = _quoted(split[index])
@@ -196,11 +212,38 @@ def _refuse_repeated(argv: list[str], flags: Collection[str]) -> None:
 
 def _refuse_sixties(cls: Any, argv: list[str]) -> None:
     """Ends the program for a number as YAML 1.1 has hours and minutes, 1:30 for 90, which _Loader refuses in files."""
-    split = [piece for part in argv for piece in (part.split("=", 1) if part.startswith("--") else [part])]
-    for flag, value in pairwise(split):
-        hint = _hint(cls, flag.removeprefix("--")) if flag.startswith("--") and re.search(r"\d:\d", value) else None
+    for flag, value in _pairs(argv):
+        hint = _hint(cls, flag.removeprefix("--")) if re.search(r"\d:\d", value) else None
         if hint is not None and "number" in (allowed := _told(hint)):
             fail(f"{flag[2:]} = {value}: allowed: {allowed}; set {flag}")
+
+
+def _refuse_misread(cls: Any, argv: list[str]) -> None:
+    """Ends the program for a list or keys, in a flag or in a group's file, that _Loader refuses in files."""
+    for flag, value in _pairs(argv):
+        hint = _hint(cls, flag.removeprefix("--"))
+        if is_dataclass(hint) and "\n" not in value and Path(value).is_file():
+            _keys(Path(value))
+        elif flag == "--config" or is_dataclass(hint) or get_origin(hint) in (list, tuple, dict):
+            try:
+                with suppress(yaml.YAMLError):  # which the parser tells of
+                    yaml.load(value, Loader=_Loader)
+            except _Misread as error:
+                fail(f"{flag[2:]} = {value}: {str(error).removeprefix('line 1: ')}; set {flag}")
+
+
+def _pairs(argv: list[str]) -> Iterator[tuple[str, str]]:
+    """Flags with what follows them."""
+    split = [piece for part in argv for piece in (part.split("=", 1) if part.startswith("--") else [part])]
+    return ((flag, value) for flag, value in pairwise(split) if flag.startswith("--"))
+
+
+def _dotted(cls: Any, argv: list[str]) -> list[str]:
+    """`--models.v1.5 DIR` with a dot that the parser does not take for one between keys."""
+    names = "|".join(name for name, hint in get_type_hints(cls).items() if get_origin(hint) is dict)
+    dots = re.compile(rf"(--(?:{names})\.)([^=]+)(.*)", re.DOTALL)
+    found = ((dots.fullmatch(part) if names else None, part) for part in argv)
+    return [match[1] + match[2].replace(".", DOT) + match[3] if match else part for match, part in found]
 
 
 def _quoted(text: str) -> str:
@@ -224,6 +267,8 @@ def _sequences(cls: Any) -> dict[str, Any]:
     """The fields of a config class and of those inside it that hold a list or tuple, with the type of an element."""
     found = {}
     for name, hint in get_type_hints(cls).items():
+        if get_origin(hint) in (Union, UnionType):
+            hint = next((part for part in get_args(hint) if get_origin(part) in (list, tuple)), hint)
         if get_origin(hint) in (list, tuple):
             found[name] = get_args(hint)[0]
         elif is_dataclass(hint):
@@ -311,7 +356,7 @@ def _with_flag(cls: Any, message: str) -> str:
         return re.sub(r'^Parser key "([\w.]+)": (.*)', r"\1: \2; set --\1", " ".join(message.split()))
     own = re.search(r"validation errors? for [^\n]*\n(.*?) \[type=", found[2], re.DOTALL)  # a validator's of ours
     why = own[1].strip().removeprefix("Value error, ") if own else f"allowed: {_told(hint)}"
-    flag = f"{found[1]}.KEY" if is_dataclass(hint) else found[1]
+    flag = found[1] + (".KEY" if is_dataclass(hint) else ".NAME" if get_origin(hint) is dict else "")
     value = found[3].strip('"') or "''"
     return f"{found[1]} = {value}: {why}; set --{flag}"
 
@@ -334,6 +379,8 @@ def _told(hint: Any) -> str:
         return _told(inner[0])
     if get_origin(hint) in (list, tuple):
         return f"{_told(inner[0])}, or several with commas"
+    if get_origin(hint) is dict:
+        return f"names, each with {_told(inner[1])}"
     names = {bool: "true, false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
     return {**names, NoneType: "null"}.get(hint, "keys with their values")
 

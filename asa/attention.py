@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from asa.adversary import Adversaries, ASAConfig
 from asa.dropout import dropout
 from asa.errors import RequestError
-from asa.families import family
+from asa.families import check_attention, family
 from asa.signal import Pass, Perturb, Signal, Tap
 
 # B rows, D width, L length
-
-FLOAT_MASKS = ("eager", "sdpa")
 
 
 class _Attached(NamedTuple):
@@ -48,8 +46,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     found = family(model.config.model_type)
     found.check(model.config)
     settings: Any = model.config
-    if (name := settings._attn_implementation) not in FLOAT_MASKS:
-        raise RequestError(f"attention {name!r} takes no mask with a gradient; load with attn_implementation='sdpa'")
+    check_attention(settings._attn_implementation)
     if config.masked_score == "replaced" and not found.replaceable:
         raise RequestError(
             f"masked_score 'replaced' is the released program's and only for BERT and its like, not for"

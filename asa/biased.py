@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from asa import dispatch
 from asa.adversary import MASKED, ASAConfig
 from asa.errors import RequestError
-from asa.families import Family
+from asa.families import Family, check_attention
 from asa.fused.products import Products, fits
 from asa.signal import Signal, Site
 
@@ -88,6 +88,8 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
     if now.perturb.attend is None:
         return None
+    if seat.whole_config is not None:
+        check_attention(seat.whole_config._attn_implementation)
     seen_BLL = _seen(_mask(args, kwargs), h_BLD, additive=not seat.family.score_method)
     weights = partial(_weights, module, args, kwargs, seen_BLL)
     last = now.perturb.last or len(h_BLD)
@@ -98,6 +100,7 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         return None
     if keep is None:
         return None
+    keep = keep.to(h_BLD.dtype) if keep.dtype == torch.bool else keep
     keep_B1LL, seen_B1LL = keep if keep.dim() == 4 else keep.unsqueeze(1), seen_BLL.unsqueeze(1)
     if seat.config.empty_row == "unmasked":
         keep_B1LL = fill_empty_rows(keep_B1LL, seen_B1LL[-last:])

@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def config(cls: type[T]) -> type[T]:
-    """Class decorator: a frozen keyword-only dataclass, type- and range-checked, unknown keys refused."""
-    options = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    """Class decorator: a frozen keyword-only dataclass, type- and range-checked, no unknown keys and no infinities."""
+    options = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     checked: Any = pydantic_dataclass(frozen=True, kw_only=True, config=options)(cls)
     return checked
 

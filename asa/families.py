@@ -6,6 +6,8 @@ from transformers import PreTrainedConfig
 
 from asa.errors import RequestError
 
+FLOAT_MASKS = ("eager", "sdpa")
+
 
 class Family(NamedTuple):
     """Paths and habits of an encoder family.
@@ -60,6 +62,12 @@ FAMILIES = {
     "deberta": Family("encoder.layer", "attention.self", score_method="disentangled_att_bias"),
     "deberta-v2": Family("encoder.layer", "attention.self", score_method="disentangled_attention_bias"),
 }
+
+
+def check_attention(name: str) -> None:
+    """Raises RequestError for an implementation of attention whose masks carry no gradient."""
+    if name not in FLOAT_MASKS:
+        raise RequestError(f"attention {name!r} takes no mask with a gradient; load with attn_implementation='sdpa'")
 
 
 def family(model_type: str, flag: str = "--model") -> Family:

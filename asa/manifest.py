@@ -152,8 +152,9 @@ def _text(content: dict[str, Any]) -> str:
 
 
 def replaceable(folder: Path, kind: str, flag: str) -> None:
-    """Raises RequestError where something stands at `folder` that is not a finished folder of `kind`."""
-    if folder.exists() and not ((folder / NAME).is_file() and _read(folder, kind, flag)):
+    """Raises RequestError where something stands at `folder` that was not made as a folder of `kind`. What has become
+    of its files since is left out of account: they are to be made anew."""
+    if folder.exists() and not ((folder / NAME).is_file() and _content(folder, kind, flag)["kind"] == kind):
         raise RequestError(f"{folder} exists and holds no {kind}, so it is not replaced; set another {flag}")
 
 

@@ -17,6 +17,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def check_folder(folder: Path, flag: str) -> None:
     """Raises RequestError where there can be no folder: a file stands at `folder`, or where one above it must be."""
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):  # it will be made, or is refused below
+            os.stat(folder)
+    except OSError as error:  # too long a name, a loop of links, a folder that is closed to us
+        raise RequestError(f"{folder} is no place to write ({error.strerror}); set another {flag}") from None
     standing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     if not standing.is_dir():
         raise RequestError(f"{standing} is no folder; set another {flag}")

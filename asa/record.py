@@ -94,7 +94,7 @@ class Record:
     def end(self, values: Mapping[str, Value]) -> None:
         """The line that says the run is complete."""
         if self._board is not None:
-            self._append({"event": "end", **values})
+            self._append({"event": "end", **{name: _finite(value) for name, value in values.items()}})
         self.close(complete=True)
 
     def close(self, complete: bool = False) -> None:

@@ -72,6 +72,8 @@ def finetune_(argv: list[str]) -> None:
 
     prog = "python -m launch finetune [--nproc N | --ranks N]"
     options, request, rest = read(FinetuneOptions, FinetuneConfig, argv, prog, show_defaults=False)
+    if request.worker:
+        raise RequestError("--worker numbers the processes of `python -m finetune run`; leave it out, set --nproc")
     commands, settings = finetune_commands(options, rest, reads_the_hub(request))
     # Refuse here, in one line, what every process would refuse.
     Sweep(cli.given(FinetuneConfig, rest, prog))

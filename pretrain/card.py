@@ -30,8 +30,9 @@ def card(facts: Mapping[str, Any], events: list[dict[str, Any]], adversary: bool
     ]
     scores = [event for event in past if event["event"] == "eval"]
     if scores:
-        shown = {name.replace("_", " "): value for name, value in scores[-1].items() if name not in ("event", "step")}
-        parts.append(f"## Held-out scores at step {scores[-1]['step']}\n\n" + _table(shown.items()))
+        shown = ((name, value) for name, value in scores[-1].items() if name not in ("event", "step"))
+        rounded = ((name.replace("_", " "), value and f"{value:.4g}") for name, value in shown)
+        parts.append(f"## Held-out scores at step {scores[-1]['step']}\n\n" + _table(rounded))
     environment = next((event["environment"] for event in past if event["event"] == "start"), None)
     if environment:
         parts.append("## Versions\n\n" + _table((name, value) for name, value in environment.items() if _short(value)))
@@ -70,5 +71,6 @@ def _short(value: Any) -> bool:
 
 
 def _table(rows: Iterable[tuple[str, Any]]) -> str:
-    shown = (f"| {name} | {f'{value:.4g}' if isinstance(value, float) else value} |" for name, value in rows)
+    # All digits that were given: a beta of 0.99995 is not 1.
+    shown = (f"| {name} | {f'{value:.12g}' if isinstance(value, float) else value} |" for name, value in rows)
     return "\n".join(["| | |", "|---|---|", *shown])

@@ -13,10 +13,11 @@ from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.families import family
-from asa.methods import MethodName, MethodsConfig, limits
+from asa.methods import Method, MethodName, MethodsConfig, limits
 from asa.optim import OptimConfig
 from asa.tokenizer import encoder_sha256, load_tokenizer, vocab_sha256
 from pretrain.masking import Masking
+from pretrain.words import word_starts
 
 
 @config
@@ -123,25 +124,30 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
         )
     if config.wandb is not None and find_spec("wandb") is None:
         raise RequestError("wandb is not installed: pip install wandb, or leave --wandb out")
-    _check_method(config)
+    method = _check_method(config)
     facts = manifest.read(config.data, "shards", "--data")
     for split, rows in facts["rows"].items():
         if not rows:
             raise RequestError(f"{config.data} has no {split} row; build it from more text or with another --heldout")
     hf.check_model(config.model, "--model", facts["length"], facts["vocab_size"])
+    limits.check_depth(method, hf.read_config(config.model).num_hidden_layers)
     if config.activation_checkpointing and not family(hf.read_config(config.model).model_type).recomputes:
         raise RequestError(f"{config.model} knows no activation checkpointing; set --activation_checkpointing false")
     _check_tokenizer(config, facts)
+    if config.masking != "token":
+        word_starts(config.data / "tokenizer", facts["vocab_size"])
     if config.objective == "rtd" and config.rtd.generator is not None:
         _check_generator(config.rtd.generator, config.model, facts)
 
 
-def _check_method(config: PretrainConfig) -> None:
+def _check_method(config: PretrainConfig) -> Method:
     name = config.method
-    if limits.check(name, config, config.precision, config.zero).replays > 1 and config.objective == "rtd":
+    method = limits.check(name, config, config.precision, config.zero)
+    if method.replays > 1 and config.objective == "rtd":
         raise RequestError(
             f"method {name} replays a window that the generator learns from once only; set --objective mlm"
         )
+    return method
 
 
 def _check_generator(folder: Path, model: Path, facts: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from asa import checkpoint, dist, hf, manifest, record
 from asa.config import flat, to_dict
 from asa.errors import RequestError
@@ -26,12 +28,14 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     """The checkpoint to continue from, every byte of it verified; None for a new run. `tell` gets a line for each newer
     one that is damaged or unfinished. The number of processes, `world`, may be another than before.
 
-    Raises: RequestError naming the settings in which the run in `config.out` differs; WorkError when there are
+    Raises: RequestError naming the settings in which the run in `config.out` differs, or for the record of another
+        stage's run or of a finished one, which a new run would take away; WorkError when there are
         checkpoints and all of them are damaged (a run never starts from nothing again by itself), the newest was made
         by another version, or the record is damaged.
     """
     found, wrong = checkpoint.newest_good(config.out / "checkpoints")
     if found is None:
+        _refuse_record(config.out)
         for line in wrong:
             tell(f"warning: {line}; starting from the beginning")
         return None
@@ -45,11 +49,28 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     record.read(config.out / record.NAME)  # its damage is told here, before ranks are started that would tell it too
     for line in wrong:
         tell(f"warning: {line}; continuing from {found.name} instead")
+    if facts.get("threads") not in (None, threads()):
+        tell(f"from {facts['threads']} to {threads()} threads a process: sums round otherwise, OMP_NUM_THREADS sets it")
     if facts["world"] != world:
         tell(f"from {facts['world']} to {world} processes: the rows are the same, dropout is drawn anew")
     elif config.micro(world) != (before := replace(config, micro_batch=facts["config"]["micro_batch"]).micro(world)):
         tell(f"micro-batches of {config.micro(world)} rows, not {before}: the rows are the same, dropout is drawn anew")
     return found
+
+
+def threads() -> int | None:
+    """Of this process, on which the last bits of its sums depend; None where a GPU takes them."""
+    return None if torch.cuda.is_available() else torch.get_num_threads()
+
+
+def _refuse_record(out: Path) -> None:
+    """Raises RequestError where a run without checkpoints is to begin over the record of another one."""
+    events = record.read(out / record.NAME)
+    stage = events[0].get("stage", "pretrain") if events else "pretrain"
+    if stage != "pretrain":
+        raise RequestError(f"{out} holds a run of stage {stage}; set another --out")
+    if record.finished(out / record.NAME):
+        raise RequestError(f"{out} holds a finished run without its checkpoints; bring them back, or set another --out")
 
 
 def complete(config: PretrainConfig, found: Path | None) -> bool:

@@ -22,7 +22,7 @@ from pretrain.config import PretrainConfig
 from pretrain.data import Batches
 from pretrain.faults import Faults
 from pretrain.objective import Objective, objective_of
-from pretrain.resume import inputs
+from pretrain.resume import inputs, threads
 
 
 @dataclass
@@ -87,6 +87,7 @@ def save(run: Run, seconds: float) -> None:
         "config": to_dict(run.config),
         "inputs": run.inputs,
         "world": dist.world(),
+        "threads": threads(),
         "seconds": seconds,
         "tokens": run.step * run.tokens_per_step,
         "skipped": run.faults.skipped,

@@ -52,10 +52,14 @@ class ASASparse(Counting):
         self.asa = asa
         self.options = options
 
+    def check_depth(self, layers: int) -> None:
+        """Raises RequestError where a model of so many layers lacks one that is to be attacked."""
+        if max(self.options.layers or [0]) >= layers:
+            raise RequestError(f"the model has layers 0 to {layers - 1}; set --asa_sparse.layers to some of them")
+
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         depth = int(engine.module.model.config.num_hidden_layers)
-        if max(self.options.layers or [0]) >= depth:
-            raise RequestError(f"the model has layers 0 to {depth - 1}; set --asa_sparse.layers to some of them")
+        self.check_depth(depth)
         if (self.updates + 1) % self.options.every:
             return Vanilla().backward(engine, batch, at)
         subset = self._subset(batch)

@@ -3,6 +3,8 @@
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.methods import METHODS, Method, MethodsConfig
+from asa.methods.asa_sparse import ASASparse
+from asa.methods.random_mask import RandomMask
 from asa.methods.yopo import PARTITIONED
 
 HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
@@ -34,6 +36,12 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
             " leave the cosine out (--creat.temperature 0), or train in fp32 (--precision fp32)"
         )
     return METHODS[name](settings)
+
+
+def check_depth(method: Method, layers: int) -> None:
+    """Raises RequestError where the method's settings are of a model with other layers than these."""
+    if isinstance(method, ASASparse | RandomMask):
+        method.check_depth(layers)
 
 
 def _small(name: str, settings: MethodsConfig) -> list[tuple[str, float]]:

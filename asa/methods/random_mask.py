@@ -55,9 +55,18 @@ class RandomMask(Counting):
         self.options = options
         self.schedule = read_schedule(options.schedule) if options.schedule else None
 
+    def check_depth(self, layers: int) -> None:
+        """Raises RequestError where the schedule is of a model with another number of layers."""
+        if self.schedule is not None and (known := self.schedule[1].shape[1]) != layers:
+            raise RequestError(
+                f"{self.options.schedule} is of a model with {known} layers, this one has {layers};"
+                " set --random_mask.schedule"
+            )
+
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         shares: dict[int, Tensor] = {}
         layers = int(engine.module.model.config.num_hidden_layers)
+        self.check_depth(layers)
         # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
         maker = heaviest(self._share(0), batch.pad_BL) if self.options.strategy == "magnitude" else None
         keeps = [] if maker else [bernoulli(self._share(n, layers), batch.pad_BL) for n in range(layers)]
@@ -77,11 +86,6 @@ class RandomMask(Counting):
         if self.schedule is None:
             return SHARE if self.options.share is None else self.options.share
         steps, shares_SN = self.schedule
-        if shares_SN.shape[1] != layers:
-            raise RequestError(
-                f"{self.options.schedule} is of a model with {shares_SN.shape[1]} layers, this one has {layers};"
-                " set --random_mask.schedule"
-            )
         # The shares logged last before this update, the first ones until then.
         place = int(torch.searchsorted(steps, self.updates + 1, right=True)) - 1
         return float(shares_SN[max(place, 0), layer])

@@ -167,6 +167,32 @@ def test_another_attention_may_be_set_after_attaching(before: str, after: str) -
         assert len(model(**batch.inputs, output_attentions=True).attentions) == model.config.num_hidden_layers
 
 
+@pytest.mark.filterwarnings("ignore:_compile flag")
+def test_an_attention_without_float_masks_is_refused_after_attaching_too() -> None:
+    model = tiny("bert", "classification", attention="sdpa").eval()
+    attach(model)
+    model.set_attn_implementation("flex_attention")
+    batch = batch_for("bert", "classification")
+    with (
+        pytest.raises(RequestError, match="'flex_attention' takes no mask with a gradient"),
+        perturbed(model, Perturb(attend=attend_to(random_keeps(0)))),
+    ):
+        model(**batch.inputs)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_map_of_bools_is_one_of_numbers(attention: str) -> None:
+    model = tiny("bert", "classification", attention=attention).eval()
+    attach(model)
+    batch = batch_for("bert", "classification")
+    keeps = random_keeps(0)
+    logits = []
+    for given in (keeps, [keep_BLL.bool() for keep_BLL in keeps]):
+        with perturbed(model, Perturb(attend=attend_to(given))):
+            logits.append(model(**batch.inputs).logits)
+    torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=0)
+
+
 def test_released_scores_tell_their_weights_when_asked() -> None:
     model = tiny("bert", "classification", attention="eager").eval()
     attach(model, ASAConfig.released())

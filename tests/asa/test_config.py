@@ -46,6 +46,10 @@ class Outer:
     """Further folders."""
     ripe: bool = True
     """Whether apples are ripe."""
+    sizes: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
+    """Sizes sorted out, null: none."""
+    names: dict[str, Path] = Field(default_factory=dict)
+    """Folders by name."""
     weight: float | None = None
     """Weight of an apple, kg; null: unknown."""
     kinds: tuple[Annotated[str, AfterValidator(_known)], ...] = ()
@@ -127,6 +131,11 @@ def test_a_value_out_of_range_names_key_value_range_and_flag(
         (["--inner", "3"], "inner = 3: allowed: keys with their values; set --inner.KEY"),
         (["--inner", "{rate: x}"], "inner.rate = x: allowed: a number; set --inner.rate"),
         (["--count", "1:30"], "count = 1:30: allowed: a whole number; set --count"),
+        (["--seeds", "010"], "seeds = [010]: 010 would be 8; write 8, or '010'; set --seeds"),
+        (["--inner", "{rate: 1, rate: 0.1}"], "inner = {rate: 1, rate: 0.1}: key 'rate' a second time; set --inner"),
+        (["--config", "count: 010"], "config = count: 010: 010 would be 8; write 8, or '010'; set --config"),
+        (["--config", "folder: 5"], "folder = 5: allowed: a path; set --folder"),
+        (["--names.a", ""], "names = '': allowed: names, each with a path; set --names.NAME"),
         (["--weight=1:30.5"], "weight = 1:30.5: allowed: a number or null; set --weight"),
         (["--seeds", "1", "--seeds+", "2"], "--seeds+ is no flag, a list is given whole; set --seeds A,B"),
     ],
@@ -163,6 +172,38 @@ def test_a_config_that_would_be_read_otherwise_than_it_looks_is_refused(text: st
     path.write_text("base: &base {count: 3}\nentry: {<<: *base, count: 0x10, seeds: [0, 1_000]}\n")
     found = parse(Outer, ["--folder", "x", "--config", f"{path}:entry"], "prog")
     assert (found.count, found.seeds) == (16, (0, 1000))
+
+
+def test_a_group_may_be_read_from_a_file_which_is_checked_like_any(tmp_path: Path) -> None:
+    path = tmp_path / "inner.yaml"
+    path.write_text("rate: 0.25\n")
+    assert parse(Outer, ["--folder", "x", "--inner", str(path)], "prog").inner.rate == 0.25
+    path.write_text("rate: 0.25\nrate: 0.5\n")
+    with pytest.raises(RequestError, match="key 'rate' a second time"):
+        parse(Outer, ["--folder", "x", "--inner", str(path)], "prog")
+
+
+def test_a_file_does_not_name_another(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("config: other.yaml\n")
+    with pytest.raises(RequestError, match=r"c\.yaml has the key 'config', .*; give --config once more instead"):
+        parse(Outer, ["--folder", "x", "--config", str(tmp_path / "c.yaml")], "prog")
+
+
+@pytest.mark.parametrize("flags", [["--sizes", "3,4"], ["--sizes", "[3,4]"], ["--sizes=3,4"]])
+def test_a_list_that_may_be_null_is_one(flags: list[str]) -> None:
+    assert parse(Outer, ["--folder", "x", *flags], "prog").sizes == (3, 4)
+    assert parse(Outer, ["--folder", "x", "--sizes", "null"], "prog").sizes is None
+
+
+def test_a_name_may_have_dots_also_beside_those_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("names: {base: a}\n")
+    found = parse(Outer, ["--folder", "x", "--config", str(tmp_path / "c.yaml"), "--names.v1.5", "b/c.d"], "prog")
+    assert found.names == {"base": Path("a"), "v1.5": Path("b/c.d")}
+
+
+def test_no_setting_is_infinite() -> None:
+    with pytest.raises(RequestError, match=r"weight = inf: .* finite number"):
+        from_dict(Outer, {"folder": "x", "weight": float("inf")})
 
 
 def test_a_folder_named_as_a_date_is_one_in_an_entry_too(tmp_path: Path) -> None:

@@ -98,6 +98,18 @@ WRONG = {
     "a run folder that is a file": Wrong(["--out", "BAD/hosts"], 2, "hosts is no folder; set another --out"),
     "checkpoints that are a file": Wrong(["--dry_run", "--out", "BAD/filed"], 2, "filed/checkpoints is no folder"),
     "a checkpoint that lacks a file": Wrong(["--out", "BAD/cut"], 1, "lacks model.safetensors"),
+    "a run folder of too long a name": Wrong(["--dry_run", "--out", "x" * 300], 2, "(File name too long); set another"),
+    "layers that the model lacks": Wrong(
+        ["--method", "asa_sparse", "--asa_sparse.layers", "0,9"], 2, "set --asa_sparse.layers to some of them"
+    ),
+    "a schedule of another model": Wrong(
+        ["--method", "random_mask", "--random_mask.strategy", "scheduled", "--random_mask.schedule", "BAD/schedule"],
+        2,
+        "is of a model with 3 layers, this one has 2; set --random_mask.schedule",
+    ),
+    "words of a vocabulary without marks": Wrong(
+        ["--masking", "word", "--data", "BAD/unmarked"], 2, "does not mark where words begin; set --masking token"
+    ),
 }
 
 
@@ -120,6 +132,11 @@ def bad(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (folder / "filed").mkdir()
     (folder / "filed" / "checkpoints").touch()
     (folder / "three").write_text("127.0.0.1 slots=1\nb slots=2\n")
+    facts = manifest.read(shutil.copytree(shards, folder / "unmarked"), "shards", "-")
+    words = folder / "unmarked" / "tokenizer" / "tokenizer.json"
+    words.write_text(words.read_text().replace('"WordPiece"', '"WordLevel"'))
+    manifest.write(folder / "unmarked", "shards", facts)
+    (folder / "schedule").write_text('{"event": "train", "step": 1, "masked_share": [0.1, 0.2, 0.3]}\n')
     cut_checkpoint(folder / "cut")
     return folder
 
@@ -157,6 +174,7 @@ TUNING = {
     "more processes than cores": (["--nproc", "3"], "nproc = 3: allowed: 1 to 2 on this machine"),
     "more ranks than cores": (["--ranks", "3"], "ranks = 3: allowed: 1 to 2 on this machine"),
     "side by side and together": (["--ranks", "2", "--nproc", "2"], "leave one of them out"),
+    "the number of a process": (["--worker", "1"], "leave it out, set --nproc"),
     "half precision of plain torch": (["--precision", "bf16"], "set --engine deepspeed"),
 }
 

@@ -12,7 +12,8 @@ from transformers import AutoModelForMaskedLM, BertForMaskedLM
 from asa import record
 from asa.attention import attach
 from asa.config import to_dict
-from asa.errors import NotWritten
+from asa.errors import NotWritten, RequestError
+from asa.optim import OptimConfig
 from pretrain import export as export_module
 from pretrain.card import card
 from pretrain.config import PretrainConfig
@@ -72,6 +73,25 @@ def test_the_card_of_asa_freelb_has_the_settings_of_both(request_: PretrainConfi
     assert "| asa.tau | 0.1 |" in shown
     assert f"| freelb.passes | {request_.freelb.passes} |" in shown
     assert "pgd" not in shown
+
+
+def test_the_card_has_every_digit_of_a_setting(request_: PretrainConfig) -> None:
+    shown = card_of(replace(request_, optim=OptimConfig(lr=1.23456e-4, beta2=0.99995)))
+    assert "| optim.lr | 0.000123456 |" in shown
+    assert "| optim.beta2 | 0.99995 |" in shown
+
+
+def test_an_export_is_replaced_whatever_has_become_of_its_files(request_: PretrainConfig, tmp_path: Path) -> None:
+    train(replace(request_, steps=1), CPU)
+    again = ExportConfig(checkpoint=request_.out, out=tmp_path / "export", overwrite=True)
+    export(again)
+    (tmp_path / "export" / "README.md").write_text("mine")
+    (tmp_path / "export" / "config.json").unlink()
+    export(again)
+    assert (tmp_path / "export" / "config.json").is_file()
+    (tmp_path / "other").mkdir()
+    with pytest.raises(RequestError, match="is not replaced; set another --out"):
+        export(replace(again, out=tmp_path / "other"))
 
 
 def test_the_card_of_a_method_from_outside_has_the_settings_given_for_it(request_: PretrainConfig) -> None:

@@ -65,6 +65,11 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(run: P
     assert told[0].endswith("continuing from step-2 instead")
 
 
+def without_end(run: PretrainConfig) -> None:
+    path = run.out / record.NAME
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
 def test_an_unfinished_save_is_named_and_counts_for_nothing(run: PretrainConfig) -> None:
     root = run.out / "checkpoints"
     (root / "step-4").rename(root / "step-4.partial")
@@ -72,6 +77,7 @@ def test_an_unfinished_save_is_named_and_counts_for_nothing(run: PretrainConfig)
     assert newest(run, 1, told.append) == root / "step-2"
     assert [line for line in told if "step-4.partial was not finished" in line] == told
     shutil.rmtree(root / "step-2")
+    without_end(run)  # the run that has made no checkpoint yet has not ended
     told.clear()
     assert newest(run, 1, told.append) is None
     assert told == [f"warning: {root / 'step-4.partial'} was not finished; starting from the beginning"]
@@ -128,6 +134,28 @@ def test_a_damaged_record_is_told_before_the_ranks_are_started(run: PretrainConf
     path.write_bytes(b"garbage\n" + path.read_bytes())
     with pytest.raises(WorkError, match=r"line 1 of .*metrics\.jsonl is damaged"):
         newest(run, 1)
+
+
+def test_a_run_that_would_take_anothers_record_away_is_refused(run: PretrainConfig) -> None:
+    shutil.rmtree(run.out / "checkpoints")
+    with pytest.raises(RequestError, match=r"holds a finished run without its checkpoints; .* another --out"):
+        newest(run, 1)
+    without_end(run)
+    assert newest(run, 1) is None  # killed before its first checkpoint, it begins again
+    path = run.out / record.NAME
+    path.write_text(path.read_text().replace('"stage": "pretrain"', '"stage": "finetune"'))
+    with pytest.raises(RequestError, match="holds a run of stage finetune; set another --out"):
+        newest(run, 1)
+
+
+def test_another_number_of_threads_is_told(run: PretrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    newest(run, 1, told.append)
+    assert not told
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 3)
+    newest(run, 1, told.append)
+    assert told == [f"from {threads} to {threads + 3} threads a process: sums round otherwise, OMP_NUM_THREADS sets it"]
 
 
 def test_a_complete_run_is_left_as_it_is(run: PretrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
