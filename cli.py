@@ -19,7 +19,7 @@ from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict
 from asa.errors import RequestError, WorkError
-from asa.streams import lasting_output
+from streams import lasting_output
 
 T = TypeVar("T")
 

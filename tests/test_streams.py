@@ -7,7 +7,7 @@ from io import BytesIO, TextIOWrapper
 
 import pytest
 
-from asa.streams import lasting_output
+from streams import lasting_output
 
 
 @pytest.fixture
