@@ -62,9 +62,9 @@ class _Compare(Function):
             log_2NC = torch.sub(halves[:, rows], sums_2N[:, rows, None], out=found[:, rows])
             gap_NC = (log_2NC[0] - log_2NC[1]).mul_(half)
             p_NC, q_NC = log_2NC.exp_()
-            shares_2NC = log_2NC * half
-            p_NC.mul_(gap_NC + own_p_N1[rows]).sub_(shares_2NC[1])
-            q_NC.mul_(gap_NC.neg_().add_(own_q_N1[rows])).sub_(shares_2NC[0])
+            share_NC = p_NC * half
+            p_NC.mul_(gap_NC + own_p_N1[rows]).sub_(q_NC * half)
+            q_NC.mul_(gap_NC.neg_().add_(own_q_N1[rows])).sub_(share_NC)
         found[0].scatter_add_(-1, _index(labels_N), -task_N1)
         return found_2NC.to(logits_2NC.dtype), None
 
