@@ -14,6 +14,7 @@ from asa.engine import Precision
 from asa.errors import RequestError
 from asa.families import family
 from asa.methods.limits import check_precision
+from asa.zero_settings import working_stage
 from benchmarks.fused import check_kernels, fusible, with_kernels, without_kernels
 from benchmarks.steps import TWIN, StepName, Task, bert_config, cycle, folder_config, names_of, task_batch
 from benchmarks.tables import Recorded
@@ -51,7 +52,7 @@ class CasesConfig(Recorded):
     """fp32: torch's own engine. bf16 and fp16 (GPUs only): our steps by DeepSpeed with weights in half precision, the
     peers under autocast, as each has it."""
     zero: Zero = 2
-    """DeepSpeed ZeRO stage of our steps in half precision."""
+    """DeepSpeed ZeRO stage of our steps in half precision, where 2 works in the place of 0 and 1."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads torch uses; 0 leaves its own choice."""
     plot: Path | None = None
@@ -161,5 +162,10 @@ def heading(request: CasesConfig, rows: int, length: int, device: torch.device) 
     on_gpu = device.type == "cuda"
     where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
     what = request.model.name if request.model else f"BERT {request.layers} x {request.width}"
-    ways, precisions = "/".join(request.attention), "/".join(request.precision)
+    ways = "/".join(request.attention)
+    # Of the steps in half precision, whose peers have no stage.
+    stages = {
+        one: "" if one == "fp32" else f" (ours: ZeRO {working_stage(request.zero, one)})" for one in request.precision
+    }
+    precisions = "/".join(one + stage for one, stage in stages.items())
     return f"{what}, {request.task}, {rows} rows of {length}, {ways}, {precisions}, {where}"

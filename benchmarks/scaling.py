@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, cast
 
 import torch
 from pydantic import Field
@@ -32,6 +32,7 @@ from asa.engine import Precision
 from asa.errors import RequestError, WorkError
 from asa.methods import MethodName
 from asa.methods.limits import check_precision
+from asa.zero_settings import working_stage
 from benchmarks.fused import attention
 from benchmarks.steps import bert_config
 from benchmarks.tables import Recorded, asked, check_gpus, save
@@ -50,7 +51,7 @@ class ScalingConfig(Recorded):
     processes: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1)] = (1, 2)
     """Numbers of processes, a core or GPU each; the first one is what the others are compared with."""
     zero: Annotated[tuple[Zero, ...], Field(min_length=1)] = (0, 1, 2, 3)
-    """DeepSpeed ZeRO stages."""
+    """DeepSpeed ZeRO stages. In half precision 2 works in the place of 0 and 1, and has one line."""
     plain: bool = True
     """Torch's own engine too, which has fp32 only."""
     method: MethodName = "asa"
@@ -90,9 +91,10 @@ def check(request: ScalingConfig) -> None:
 
 
 def engines(request: ScalingConfig) -> dict[str, Zero | None]:
-    """The ZeRO stage of every engine by its name; None: torch's own."""
+    """The ZeRO stage of every engine by its name, that of the stage that works; None: torch's own."""
     found: dict[str, Zero | None] = {PLAIN: None} if request.plain else {}
-    found.update((f"ZeRO {stage}", stage) for stage in request.zero)
+    stages = (working_stage(stage, request.precision) for stage in request.zero)
+    found.update((f"ZeRO {stage}", cast(Zero, stage)) for stage in stages)
     return found
 
 

@@ -2,6 +2,8 @@
 
 Two processes train as they do under the launcher, on a GPU each where there are GPUs; between
 its steps each of the parts is timed by itself, since beside a step's own scatter a hundredth of it could not be seen.
+A step with a log line also computes norms of all gradients, inside the update of weights: of two updates, one with
+them and one without, the difference is the log line's.
 A CPU's kernels give the same bits every time, so the line on deterministic ones is there for GPUs only.
 """
 
@@ -11,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 from pydantic import Field
@@ -19,6 +21,7 @@ from torch.multiprocessing.spawn import spawn
 
 from asa import checkpoint, dist
 from asa.config import config
+from asa.engine import StepStats
 from asa.record import Record
 from benchmarks.tables import Recorded, asked, check_gpus
 from benchmarks.tables import save as save_table
@@ -27,12 +30,14 @@ from pretrain.config import PretrainConfig
 from pretrain.config import check as check_pretrain
 from pretrain.figures import Meter, figures
 from pretrain.loop import Session, update
+from pretrain.objective import Terms
 from pretrain.progress import progress_bar
 from pretrain.run import build, save
 from pretrain.stop import Stop
 from pretrain.watchdog import Watchdog
 
-STEP, DETERMINISTIC = "step", "step, deterministic"
+STEP, DETERMINISTIC, LOG = "step", "step, deterministic", "log line, each log_every"
+T = TypeVar("T")
 
 
 @config
@@ -110,8 +115,7 @@ def measure(session: Session, rounds: int) -> dict[str, list[float]]:
     root = run.config.out / "checkpoints"
 
     def step() -> None:
-        nonlocal last
-        last = update(session, log=True)
+        update(session, log=False)
         run.step += 1
 
     def deterministic() -> None:
@@ -119,18 +123,20 @@ def measure(session: Session, rounds: int) -> dict[str, list[float]]:
         step()
         torch.use_deterministic_algorithms(False)
 
-    def log() -> None:
-        session.record.log("train", run.step, figures(run, *last, session.meter))
+    def log() -> float:
+        without, _ = _updated(session, log=False)
+        norms, last = _updated(session, log=True)
+        line, _ = _timed(lambda: session.record.log("train", run.step, figures(run, *last, session.meter)), run.device)
+        return norms - without + line
 
     def load() -> None:
         checkpoint.load(checkpoint.complete(root)[-1], run.engine, run.method)
 
-    last = update(session, log=True)
     works: dict[str, Callable[[], object]] = {
         STEP: step,
         **({DETERMINISTIC: deterministic} if run.device.type == "cuda" else {}),
         "stop flag, each step": session.stop.agreed,
-        "log line, each log_every": log,
+        LOG: log,
         "checkpoint, save": lambda: save(run, 0.0),
         "checkpoint, load": load,
     }
@@ -138,14 +144,44 @@ def measure(session: Session, rounds: int) -> dict[str, list[float]]:
     for round_ in range(rounds + 1):
         session.meter.steps += 1
         for part, work in works.items():
-            dist.barrier()
-            began = time.perf_counter()
-            work()
-            if run.device.type == "cuda":
-                torch.cuda.synchronize()
+            taken = log() if part == LOG else _timed(work, run.device)[0]
             if round_:
-                found[part].append(time.perf_counter() - began)
+                found[part].append(taken)
     return found
+
+
+def _updated(session: Session, log: bool) -> tuple[float, tuple[Terms, StepStats]]:
+    """Makes a step. Seconds of its update of weights alone, and what the step found."""
+    run, taken = session.run, list[float]()
+    real = run.engine.step
+
+    def timed(norms: bool = False) -> StepStats:
+        seconds, stats = _timed(lambda: real(norms), run.device)
+        taken.append(seconds)
+        return stats
+
+    run.engine.step = timed
+    try:
+        found = update(session, log)
+    finally:
+        run.engine.step = real
+    run.step += 1
+    return sum(taken), found
+
+
+def _timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
+    """Seconds that the work takes, begun by all ranks together, and what it returns."""
+    _wait(device)
+    dist.barrier()
+    began = time.perf_counter()
+    found = work()
+    _wait(device)
+    return time.perf_counter() - began, found
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def report(request: UpkeepConfig, seconds: dict[str, list[float]], size: int, log_every: int) -> str:

@@ -107,6 +107,12 @@ def test_the_table_of_scaling() -> None:
     assert lines[5].split() == ["ZeRO", "0", "2", "1000.0", "0.500", "16.0", "0.500", "25.0%"]
 
 
+def test_an_engine_of_scaling_is_named_by_the_stage_that_works() -> None:
+    named = {precision: scaling.engines(ScalingConfig(precision=precision)) for precision in ("fp32", "bf16", "fp16")}
+    assert named["fp32"] == {"plain": None, "ZeRO 0": 0, "ZeRO 1": 1, "ZeRO 2": 2, "ZeRO 3": 3}
+    assert named["bf16"] == named["fp16"] == {"plain": None, "ZeRO 2": 2, "ZeRO 3": 3}
+
+
 def test_processes_that_fail_are_failed_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setenv("PYTHONSAFEPATH", "1")  # no module benchmarks.scaling_rank

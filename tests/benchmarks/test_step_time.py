@@ -2,19 +2,22 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForMaskedLM, RobertaConfig
 
 from asa import dispatch, fused
 from asa.errors import RequestError, WorkError
-from benchmarks.cases import Case, cases, prepare
+from benchmarks.cases import Case, build, cases, heading, prepare
 from benchmarks.fused import with_kernels, without_kernels
-from benchmarks.memory import memory
-from benchmarks.peak import peak_bytes
+from benchmarks.memory import MemoryConfig, memory
+from benchmarks.memory import measure as peaks_of
+from benchmarks.peak import Peak, peak_bytes
 from benchmarks.plot import draw
 from benchmarks.step_time import StepTimeConfig, _time, flops, measure, report, step_time
 from benchmarks.steps import ASA, STOCK, TWIN, VANILLA, folder_config, method_of, names_of, task_batch
@@ -308,6 +311,40 @@ def _fill(megabytes: int) -> torch.Tensor:
     for _ in range(2):
         torch.ones(megabytes * 2**18)
     return torch.ones(megabytes * 2**18 // 4)
+
+
+def test_fake_tensors_that_a_compiler_leaves_hold_no_memory() -> None:
+    assert 2**20 <= peak_bytes(_fake_beside_real).stays < 2 * 2**20
+
+
+def _fake_beside_real() -> list[torch.Tensor]:
+    with FakeTensorMode():
+        fake = torch.ones(2**28)
+    return [fake, torch.ones(2**18)]
+
+
+def test_what_half_precision_imports_is_no_memory_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr("benchmarks.memory.peak_bytes", lambda *rest, first=None: begun.append(first) or Peak(1, 1))
+    for request in (MemoryConfig(precision=("bf16",)), MemoryConfig()):
+        peaks_of(replace(request, methods=(VANILLA, STOCK)), 2, LENGTH)
+    assert begun == [begun[0], begun[0], None, None], "the peers in half precision begin with the same memory"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    peak_bytes(_imports_no_deepspeed, first=begun[0])
+
+
+def _imports_no_deepspeed() -> None:
+    before = set(sys.modules)
+    request = MemoryConfig(layers=1, width=64, precision=("bf16",))
+    build(request, Case(VANILLA, "sdpa", "bf16"), 2, LENGTH, CPU)
+    assert set(sys.modules) - before == set()
+
+
+def test_the_heading_names_the_stage_that_works_in_half_precision() -> None:
+    words = [
+        heading(StepTimeConfig(precision=("fp32", "bf16"), zero=zero), 8, LENGTH, CPU).split(", ")[4] for zero in (0, 3)
+    ]
+    assert words == ["fp32/bf16 (ours: ZeRO 2)", "fp32/bf16 (ours: ZeRO 3)"]
 
 
 def test_memory_has_a_line_for_every_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,14 @@
 """The cost of keeping a run is measured on a real one; how long anything takes is not tested."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from asa.errors import RequestError
-from benchmarks.upkeep import upkeep
+from benchmarks.upkeep import measure, upkeep
 from tests.pretrain.conftest import model, shards
 
 __all__ = ["model", "shards"]  # fixtures
@@ -32,3 +34,36 @@ def test_every_part_has_its_line(
     assert "1 processes, 8 rows a step" in head
     parts = ["step", "stop flag, each step", "log line, each log_every", "checkpoint, save", "checkpoint, load"]
     assert [line[:26].strip() for line in lines] == parts
+
+
+def test_the_norms_of_a_log_line_are_the_lines_and_not_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def takes(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def update(session: Any, log: bool) -> tuple[dict[str, Any], None]:
+        takes(100)
+        return {}, session.run.engine.step(norms=log)
+
+    step = lambda norms=False: takes(30 if norms else 10)  # noqa: E731
+    run = SimpleNamespace(
+        config=SimpleNamespace(out=tmp_path), engine=SimpleNamespace(step=step), method=None,
+        device=torch.device("cpu"), step=0,
+    )  # fmt: skip
+    session: Any = SimpleNamespace(
+        run=run, meter=SimpleNamespace(steps=0), stop=SimpleNamespace(agreed=lambda: False),
+        record=SimpleNamespace(log=lambda *line: takes(2)),
+    )  # fmt: skip
+    for name, fake in {"update": update, "figures": lambda *of: takes(1), "save": lambda *of: None}.items():
+        monkeypatch.setattr(f"benchmarks.upkeep.{name}", fake)
+    monkeypatch.setattr("benchmarks.upkeep.checkpoint.complete", lambda root: [root])
+    monkeypatch.setattr("benchmarks.upkeep.checkpoint.load", lambda *of: None)
+    monkeypatch.setattr("benchmarks.upkeep.time.perf_counter", lambda: now)
+    found = measure(session, rounds=2)
+    assert found["step"] == [110, 110]
+    assert found["log line, each log_every"] == [30 - 10 + 1 + 2] * 2
+    assert run.engine.step is step
