@@ -74,7 +74,7 @@ class FinetuneConfig(MethodsConfig):
     Losses are means over the whole batch in any case."""
     buckets: bool = True
     """Put rows of like length in a batch, so that little is padded; the batches come in random order."""
-    epochs: Annotated[float, Field(gt=0)] = 3.0
+    epochs: Annotated[float, Field(gt=0, le=1e6)] = 3.0
     """Passes over the training rows; parts of a pass count."""
     max_steps: Count | None = None
     """Steps at most; null: what `epochs` says. A method with replays (freeat) makes several updates per step."""

@@ -1,5 +1,6 @@
 """The configs of the commands that work on finished runs. Every path is relative to the working directory."""
 
+import os
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,8 +11,19 @@ from asa.config import config
 from finetune.config import Count, _distinct, _model_names
 from finetune.tasks.spec import TaskConfig
 
+
+def _apart(value: tuple[Path, ...]) -> tuple[Path, ...]:
+    """A folder may have several paths, but counts once."""
+    seen: dict[str, Path] = {}
+    for path in value:
+        if (place := os.path.realpath(path)) in seen:
+            raise ValueError(f"{seen[place]} and {path} are one folder, allowed: each once")
+        seen[place] = path
+    return value
+
+
 Names = Annotated[tuple[str, ...], AfterValidator(_distinct)]
-Paths = Annotated[tuple[Path, ...], Field(min_length=1), AfterValidator(_distinct)]
+Paths = Annotated[tuple[Path, ...], Field(min_length=1), AfterValidator(_apart)]
 Positive = Annotated[float, Field(gt=0, le=1e4)]
 
 
@@ -54,7 +66,7 @@ class EnsembleConfig:
     """Average the predicted probabilities of runs of one task (regression: the numbers): OUT/metrics.jsonl and
     predictions."""
 
-    runs: Annotated[tuple[Path, ...], Field(min_length=2), AfterValidator(_distinct)]
+    runs: Annotated[tuple[Path, ...], Field(min_length=2), AfterValidator(_apart)]
     """Folders of finished runs; the first arguments."""
     out: Path
     """Folder of the record."""
@@ -90,7 +102,7 @@ class RobustnessConfig(TaskRequest):
     """Attacked rows at most, the first that all models classify right; null: all of them."""
     radius: Positive = 0.5
     """Largest radius tried, in units of the word embeddings, L2 over an example's tokens."""
-    radii: Count = 15
+    radii: Annotated[int, Field(ge=1, le=1_000_000)] = 15
     """Radii up to `radius`, equally spaced, among which the reference's largest is searched; each doubling of their
     number costs it one more attack."""
     steps: Count = 2000

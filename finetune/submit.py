@@ -10,6 +10,7 @@ from asa.places import whole
 from finetune.evaluation_config import SubmitConfig
 from finetune.predictions import FOLDER, Stored, load_predictions
 from finetune.saved import finished
+from finetune.tasks.spec import named
 
 FLAG = "--runs"
 STAGES = ("finetune", "score", "ensemble")  # whose records have predictions
@@ -20,7 +21,7 @@ THREE_WAY = ("entailment", "neutral", "contradiction")
 
 class Sheet(NamedTuple):
     """A file of the submission. rows: of the official test file. answers: what may stand there; none: a number of the
-    scale from 0 to 5. For 0 and 1 the classes go by their number, the others by their name."""
+    scale from 0 to 5. 0 and 1 are the task's two classes in the order of its file."""
 
     task: str
     split: str
@@ -106,10 +107,19 @@ def answers(sheet: Sheet, these: Stored, run: Path) -> list[str]:
     if not sheet.answers:
         # As the labels are: the server's correlations do not change, but a number beyond the scale is refused.
         return [f"{min(5.0, max(0.0, float(row[0]))):.5f}" for row in these.predictions.logits]
-    names = sheet.answers if sheet.answers == BINARY else tuple(these.labels)
-    if sorted(names) != sorted(sheet.answers) or len(these.labels) != len(names):
-        raise RequestError(f"{run} has classes {', '.join(these.labels)}, {sheet.name} {', '.join(sheet.answers)}")
-    return [names[int(label)] for label in these.predictions.labels]  # type: ignore[arg-type]  # an index
+    written = _written(sheet, these.labels, run)
+    return [written[int(label)] for label in these.predictions.labels]  # type: ignore[arg-type]  # an index
+
+
+def _written(sheet: Sheet, labels: list[str], run: Path) -> list[str]:
+    """What stands in the file for each class of a run, by its name: classes that come from rows are sorted, which is
+    not the server's order."""
+    official = named(sheet.task).labels if sheet.answers == BINARY else sheet.answers
+    for names in (official, sheet.answers):
+        if sorted(labels) == sorted(names):
+            return [sheet.answers[names.index(label)] for label in labels]
+    known = " or ".join(", ".join(names) for names in dict.fromkeys((official, sheet.answers)))
+    raise RequestError(f"{run} has classes {', '.join(labels)}, {sheet.name} {known}; leave it out of {FLAG}")
 
 
 def _write(path: Path, sheets: dict[str, str]) -> None:

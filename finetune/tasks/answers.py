@@ -2,16 +2,20 @@
 
 from typing import Any
 
-from finetune.tasks.cells import canonical, cell, flag, listed, string, wrong
+from finetune.tasks.cells import canonical, cell, flag, listed, missing, string, wrong
 from finetune.tasks.files import Row
 from finetune.tasks.spec import TaskConfig
 
 
 def answers(task: TaskConfig, row: Row) -> tuple[list[str], list[str]]:
-    """The answers' texts, and their own names where they have any."""
+    """The answers' texts, and their own names where they have any.
+
+    Raises: RequestError for what is no list of answers, and for a blank cell before a filled one: the label's numbers
+        would be those of others. Blank cells at the end are no answers, as rows may differ in their number.
+    """
     columns = list(task.choices or task.text[1:])
     if len(columns) > 1:
-        return [string(task, row, column, "choices") for column in columns], []
+        return _cells(task, row, columns), []
     value = cell(task, row, columns[0], "choices")
     try:
         texts, names = _listed(listed(value) if isinstance(value, str) else value)
@@ -21,6 +25,21 @@ def answers(task: TaskConfig, row: Row) -> tuple[list[str], list[str]]:
         what = f"column {columns[0]!r} holds {value!r:.60}, wanted: a list of two answers or more"
         raise wrong(row, what, flag(task, "choices"))
     return texts, names
+
+
+def _cells(task: TaskConfig, row: Row, columns: list[str]) -> list[str]:
+    """The answers of columns of their own."""
+    blank = [missing(cell(task, row, column, "choices")) for column in columns]
+    while blank and blank[-1]:
+        blank.pop()
+    filled = columns[: len(blank)]
+    if any(blank):
+        what = f"column {columns[blank.index(True)]!r} is blank, but {filled[-1]!r} behind it holds an answer"
+        raise wrong(row, what, flag(task, "choices"))
+    if len(filled) < 2:
+        what = f"columns {', '.join(map(repr, columns))} hold {len(filled)} answers, wanted: two or more"
+        raise wrong(row, what, flag(task, "choices"))
+    return [string(task, row, column, "choices") for column in filled]
 
 
 def _listed(value: Any) -> tuple[list[str], list[str]]:

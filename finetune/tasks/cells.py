@@ -99,6 +99,6 @@ def listed(text: str) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """A class's name: whole numbers without their .0."""
-    name = str(value).strip()
-    return re.sub(r"^(-?\d+)\.0+$", r"\1", name)
+    """A class's name: whole numbers without their .0, nought without a sign."""
+    name = re.sub(r"^(-?\d+)\.0+$", r"\1", str(value).strip())
+    return "0" if name == "-0" else name

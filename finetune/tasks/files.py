@@ -6,7 +6,7 @@ import gzip
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO, get_args
@@ -31,9 +31,16 @@ class Row(NamedTuple):
 
 
 def rows(
-    path: Path, form: Format, flag: str, header: tuple[str, ...] = (), entry: str = "", mend: bool = False
+    path: Path,
+    form: Format,
+    flag: str,
+    header: tuple[str, ...] = (),
+    entry: str = "",
+    mend: bool = False,
+    wanted: Collection[str] | None = None,
 ) -> Iterator[Row]:
-    """Every row of a file (format race: of a folder). Args: flag, what a message names; the others as in TaskConfig.
+    """Every row of a file (format race: of a folder). Args: flag, what a message names; wanted, the columns of a
+    parquet file whose values are read, null for the others (None: all); the rest as in TaskConfig.
 
     Raises: RequestError for a missing file and for lines that are not of the format; WorkError for damaged archives.
     """
@@ -42,7 +49,8 @@ def rows(
     if not (os.path.isdir(path) if kind == "race" else os.path.isfile(path)):
         raise RequestError(f"no {'folder' if kind == 'race' else 'file'} {path}; set {flag}")
     for file in sorted(path.rglob("*.txt")) if kind == "race" else [path]:
-        yield from _told(file, _parquet(file) if kind == "parquet" else _text(file, kind, header, entry, mend), flag)
+        found = _parquet(file, wanted) if kind == "parquet" else _text(file, kind, header, entry, mend)
+        yield from _told(file, found, flag)
 
 
 def _told(path: Path, found: Iterator[Found], flag: str) -> Iterator[Row]:
@@ -58,9 +66,14 @@ def _told(path: Path, found: Iterator[Found], flag: str) -> Iterator[Row]:
         raise WorkError(f"{path} is damaged or cannot be read: {error}") from None
 
 
-def _by_ending(path: Path) -> str:
+def ending(path: Path) -> str:
+    """The last that names no packing, without its dot; empty where there is none."""
     suffixes = [suffix for suffix in path.suffixes if suffix not in OPENERS]
-    form = suffixes[-1].removeprefix(".") if suffixes else ""
+    return suffixes[-1].removeprefix(".") if suffixes else ""
+
+
+def _by_ending(path: Path) -> str:
+    form = ending(path)
     if form not in ("csv", "tsv", "jsonl", "json", "parquet", "conll"):
         allowed = ", ".join(get_args(Format)[1:])
         raise RequestError(f"{path}: its ending names no format; set --task.format to one of {allowed}")
@@ -168,17 +181,34 @@ def _json(file: TextIO, entry: str) -> Iterator[Found]:
         yield number, values
 
 
-def _parquet(path: Path) -> Iterator[Found]:
+def _parquet(path: Path, wanted: Collection[str] | None) -> Iterator[Found]:
     import pyarrow
     from pyarrow import parquet
 
-    number = 0
+    number = 1
     try:
         packed = OPENERS[path.suffix](path, "rb") if path.suffix in OPENERS else None
         with packed or nullcontext(path) as file:
-            for batch in parquet.ParquetFile(file).iter_batches():
-                for values in batch.to_pylist():
-                    number += 1
-                    yield number, values
+            table = parquet.ParquetFile(file)
+            names = _names(table.schema_arrow.names, 1)
+            read = [name for name in names if wanted is None or name in wanted]
+            for batch in table.iter_batches(columns=read):
+                columns = {name: _values(batch.column(name), name, number) for name in read}
+                for at in range(len(batch)):
+                    yield number + at, {name: columns[name][at] if name in columns else None for name in names}
+                number += len(batch)
     except pyarrow.ArrowException as error:
         raise WorkError(f"{path} is damaged or no parquet file: {error}") from None
+
+
+def _values(column: Any, name: str, number: int) -> list[Any]:
+    """A column from row `number` on. Raises WrongLine for a value that Python has no form of: a date beyond the year
+    9999, a time zone that it does not know."""
+    found = []
+    try:
+        for value in column:
+            found.append(value.as_py())
+    except (ValueError, OverflowError, LookupError) as error:
+        what = f"column {name!r} holds a {column.type} that cannot be read ({error!s:.60})"
+        raise published.WrongLine(number + len(found), what) from None
+    return found

@@ -3,8 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
-
 from asa.errors import RequestError
 from finetune.tasks.cells import canonical, flag, wrong
 from finetune.tasks.files import Row
@@ -12,7 +10,7 @@ from finetune.tasks.rows import Raw
 from finetune.tasks.spec import TaskConfig
 from finetune.tasks.task import Label
 
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST = 1e15  # fp32 holds ten million times its square: losses, and norms of gradients, are sums of such
 SHOWN = 20  # names in a message; a column of numbers has thousands
 
 
@@ -60,7 +58,11 @@ def _number(task: TaskConfig, row: Row, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number) or abs(number) > LARGEST:
-        what = "no number" if not math.isfinite(number) else f"beyond {LARGEST:.1e}, the largest of fp32"
-        raise wrong(row, f"label {value!r:.60} is {what}", flag(task, "label"))
+    except OverflowError:  # a whole number of JSON
+        number = math.inf
+    if not abs(number) <= LARGEST:
+        allowed = f", allowed: -{LARGEST:.0e} to {LARGEST:.0e}, whose squared errors fp32 holds"
+        raise wrong(
+            row, f"label {value!r:.60}{' is no number' if math.isnan(number) else allowed}", flag(task, "label")
+        )
     return number

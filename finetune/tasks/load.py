@@ -1,7 +1,7 @@
 """A task's description -> its rows, split by split."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from asa import manifest
@@ -13,10 +13,11 @@ from finetune.ranking import questions
 from finetune.tasks import folder
 from finetune.tasks.added import added, split_of, unseen
 from finetune.tasks.cells import flag
+from finetune.tasks.checks import check_keys
 from finetune.tasks.facts import content_sha256, facts_of, rows_sha256
 from finetune.tasks.labels import classes
 from finetune.tasks.places import FILES, blind, from_hub, read_files, settled, supply, training
-from finetune.tasks.rows import FIELD, Raw, read
+from finetune.tasks.rows import Raw, read
 from finetune.tasks.spec import NAME, TaskConfig, named
 from finetune.tasks.split import arranged, subset, taken
 from finetune.tasks.task import Kind, Split, Task
@@ -46,18 +47,18 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
         return replace(found, name=name, splits=splits, facts=facts, sha256=sha256)
     task = settled(task, config)
     kind: Kind = task.kind  # type: ignore[assignment]  # the other word for token is gone by now
-    _check(task)
+    check_keys(task)
     supplied = supply(task, config)
     _check_names(supplied, "--task.extra")
     raws = {name: read(task, rows, _labelled(name)) for name, rows in supplied.items()}
     names = classes(task, next((raw for raw in raws.values() if raw.labels is not None), next(iter(raws.values()))))
-    metrics = task.metrics or usual(kind, names)
-    check_metrics(metrics, kind, names)
     scored = _split_subsets(task, raws, {name: split_of(task, raw, names) for name, raw in raws.items()})
     unasked: dict[str, int] = {}
     if task.ranked:
         scored, unasked = questions(scored, names, task.ranked)
-        kind, names, metrics = "choice", [], usual("choice", [])
+        kind, names = "choice", []
+    metrics = task.metrics or usual(kind, names)
+    check_metrics(metrics, kind, names)
     others = [added(other, task, names, config) for other in task.also]
     if others:
         mine = {name: split for name, split in arranged(scored, [], config).items() if name != "train"}
@@ -85,12 +86,19 @@ def trainable(task: Task, config: FinetuneConfig) -> Task:
     where that is not asked for."""
     if "train" not in task.splits:
         raise RequestError(f"task {task.name!r} has no training rows, it can only be scored; leave it out of --tasks")
-    if not config.paper_compat and task.splits["dev"][1:] == task.splits["test"][1:]:
+    dev, test = (_content(task.splits[name]) for name in ("dev", "test"))
+    if not config.paper_compat and test <= dev:
+        what = "the same rows in dev and test" if test == dev else "all rows of test in dev as well"
         raise RequestError(
-            f"task {task.name!r} has the same rows in dev and test, which would choose the epoch and be scored; give"
-            " others by --task.dev or --task.test, leave one out, or set --paper_compat true"
+            f"task {task.name!r} has {what}, which would choose the epoch and be scored; give others by --task.dev or"
+            " --task.test, leave one out, or set --paper_compat true"
         )
     return task
+
+
+def _content(split: Split) -> set[str]:
+    """The rows with their labels, whatever their order."""
+    return {repr(row) for row in zip(split.texts, split.labels or [], strict=True)}
 
 
 def _trained(task: TaskConfig, hashes: dict[str, str], config: FinetuneConfig) -> list[str]:
@@ -115,41 +123,6 @@ def _check_alone(task: TaskConfig, config: FinetuneConfig) -> None:
     files = [key for key in given if key in (*FILES, "extra", "format", "header", "entry")]
     if files and from_hub(task, config) and not task.sources:
         raise RequestError(f"task.{files[0]} is set beside task.hub, which has its own rows; leave one of the two out")
-
-
-def _check(task: TaskConfig) -> None:
-    clash = OWN & set(task.extra)
-    if clash:
-        raise RequestError(f"task.extra names {sorted(clash)[0]!r}, which has a key of its own; name it otherwise")
-    if task.labels and task.kind in ("regression", "choice"):
-        raise RequestError(f"task.labels is {', '.join(task.labels)}, kind {task.kind} has no classes; leave it out")
-    strange = sorted(set(task.spellings.values()) - set(task.labels)) if task.labels else []
-    if len(set(task.labels)) < len(task.labels) or len(task.labels) == 1 or strange:
-        what = f"task.spellings names class {strange[0]!r}" if strange else f"task.labels is {', '.join(task.labels)}"
-        raise RequestError(f"{what}, allowed: two classes or more, each once; set --task.labels")
-    if task.kind == "choice" and not task.choices and len(task.text) < 2:
-        raise RequestError("kind choice has no column of answers; set --task.choices")
-    if task.kind == "choice" and task.form and not any("{answer}" in form for form in task.form):
-        raise RequestError("task.form has no {answer}, which kind choice is about; mend --task.form")
-    if task.form:
-        _check_form(task.form)
-    if task.ranked and task.also:
-        raise RequestError("task.also adds rows, task.ranked makes questions of them; leave one of the two out")
-    if task.kind in ("classification", "regression") and len(task.text) > 2 and not task.form:
-        raise RequestError(f"task.text has {len(task.text)} columns, allowed: one, or two of a pair; set --task.text")
-    if task.kind == "token" and len(task.text) != 1:
-        raise RequestError(
-            f"task.text has {len(task.text)} columns, kind token wants that of the words; set --task.text"
-        )
-
-
-def _check_form(form: Sequence[str]) -> None:
-    """Raises RequestError for a lone brace, and for a form that reads no column: every text would be the same."""
-    rest = [re.sub(FIELD, "", part) for part in form]
-    if broken := [part for part, left in zip(form, rest, strict=True) if "{" in left or "}" in left]:
-        raise RequestError(f"task.form has {broken[0]!r}, allowed: columns in braces, {{NAME}}; mend --task.form")
-    if all(left == part for part, left in zip(form, rest, strict=True)):
-        raise RequestError(f"task.form is {', '.join(map(repr, form))}, which reads no column; mend --task.form")
 
 
 def _check_names(names: Iterable[str], flag: str, where: str = "") -> None:

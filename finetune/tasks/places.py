@@ -1,5 +1,6 @@
 """Where a task's rows come from: files that its keys name, a place below the data folder, or the hub."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from asa.errors import RequestError, WorkError
 from finetune.config import FinetuneConfig
 from finetune.tasks import files
 from finetune.tasks.files import Row
-from finetune.tasks.rows import flag
+from finetune.tasks.rows import FIELD, flag
 from finetune.tasks.spec import HubSource, TaskConfig
 
 FILES = ("train", "dev", "test", "submit")
@@ -49,7 +50,7 @@ def _placed(task: TaskConfig, data: Path, compat: bool) -> TaskConfig:
             **{name: tuple(data / source.at / file for file in getattr(found, name)) for name in FILES},
             extra={name: tuple(data / source.at / file for file in paths) for name, paths in found.extra.items()},
         )
-        absent = [path for paths in _paths(found).values() for path in paths if not path.exists()]
+        absent = [path for paths in paths_of(found).values() for path in paths if not path.exists()]
         if not absent:
             return found
         missing.append(str(absent[0]))
@@ -59,7 +60,7 @@ def _placed(task: TaskConfig, data: Path, compat: bool) -> TaskConfig:
     )
 
 
-def _paths(task: TaskConfig) -> dict[str, tuple[Path, ...]]:
+def paths_of(task: TaskConfig) -> dict[str, tuple[Path, ...]]:
     return {name: paths for name, paths in {**{n: getattr(task, n) for n in FILES}, **task.extra}.items() if paths}
 
 
@@ -67,7 +68,7 @@ def supply(task: TaskConfig, config: FinetuneConfig) -> dict[str, Iterator[Row]]
     """The rows of every split that a settled task has, not read yet. Raises: RequestError where there is none."""
     if task.hub is not None and from_hub(task, config):
         return {ours: hub_rows(task.hub, theirs) for ours, theirs in task.hub.splits.items()}
-    found = {name: _rows(task, name, paths) for name, paths in _paths(task).items()}
+    found = {name: _rows(task, name, paths) for name, paths in paths_of(task).items()}
     if not found:
         raise RequestError(f"task {task.name!r} has no files; give --task.train FILE (and --task.dev, --task.test)")
     return found
@@ -76,14 +77,21 @@ def supply(task: TaskConfig, config: FinetuneConfig) -> dict[str, Iterator[Row]]
 def _rows(task: TaskConfig, split: str, paths: tuple[Path, ...]) -> Iterator[Row]:
     """Only labelled files may go without the first line of names: those of test servers have their own."""
     header = () if blind(split) else task.header
-    named = flag(task, split if split in FILES else f"extra.{split}")
+    named, wanted = flag(task, split if split in FILES else f"extra.{split}"), _columns(task)
     for path in paths:
         some = False
-        for row in files.rows(path, task.format, named, header, task.entry, task.broken == "mend"):
+        for row in files.rows(path, task.format, named, header, task.entry, task.broken == "mend", wanted):
             some = True
             yield row
         if not some:
             raise RequestError(f"{path} has no rows; fill it or set {named}")
+
+
+def _columns(task: TaskConfig) -> set[str]:
+    """The columns that a task names; of an inner key also the one that holds it."""
+    fields = [name for form in task.form for name in re.findall(FIELD, form)]
+    named = {*task.text, *task.choices, *fields, task.label, task.first_of, task.subsets}
+    return named | {name.partition(".")[0] for name in named}
 
 
 def blind(split: str) -> bool:
@@ -95,7 +103,7 @@ def read_files(task: TaskConfig, config: FinetuneConfig) -> list[Path]:
     """The files of a settled task, each once; none of one from the hub."""
     if from_hub(task, config):
         return []
-    named = dict.fromkeys(path for paths in _paths(task).values() for path in paths)
+    named = dict.fromkeys(path for paths in paths_of(task).values() for path in paths)
     return [file for path in named for file in (sorted(path.rglob("*.txt")) if path.is_dir() else [path])]
 
 

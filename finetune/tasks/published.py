@@ -1,6 +1,7 @@
 """Forms that only single published sets have, and CoNLL: file -> (line, columns)."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, TextIO
 
@@ -40,15 +41,15 @@ def conll(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
     lines = list(file)
     usual = next((line for line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
     for number, line in enumerate(lines, 1):
-        fields = line.split("\t") if "\t" in line else line.split()
-        if not words and line.startswith("#") and usual and _fields(line, usual) != _fields(usual, usual):
+        fields = _split(line, line)
+        if not words and line.startswith("#") and usual and len(_split(line, usual)) != len(_split(usual, usual)):
             continue
         if line.strip() and not line.startswith("-DOCSTART-"):
             if words and (len(fields) > 1) != bool(labels):
                 only = "no second column with the label" if labels else "a label, the words before it have none"
                 raise WrongLine(number, f"{line.strip()!r} has {only}")
             start = start or number
-            words.append(fields[0].strip())
+            words.append(fields[0].strip(" \r\n"))
             labels += [fields[-1].strip()] if len(fields) > 1 else []
         elif words:
             yield start, _sentence(words, labels)
@@ -61,9 +62,9 @@ def _sentence(words: list[str], labels: list[str]) -> dict[str, Any]:
     return {"words": words} | ({"label": labels} if labels else {})
 
 
-def _fields(line: str, like: str) -> int:
-    """How many fields a line has with the separator of another."""
-    return len(line.split("\t" if "\t" in like else None))
+def _split(line: str, like: str) -> list[str]:
+    """A line's fields with the separator of another. A word may hold any other blank, as U+00A0 or U+2028."""
+    return line.split("\t") if "\t" in like else re.split("[ \t]+", line.strip(" \t\r\n"))
 
 
 def dream(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:

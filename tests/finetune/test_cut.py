@@ -19,11 +19,11 @@ TOLD = "words beyond --length 8, not trained on and scored as O ({}): 8 of train
 
 
 def cut_task(folder: Path, row: str) -> dict[str, Any]:
-    """A task of kind token whose rows are all the same one."""
+    """A task of kind token whose rows are all the same one, but for a word of those that choose."""
     own: dict[str, Any] = {"name": "own", "kind": "token", "text": ["words"], "label": "tags", "metrics": ["accuracy"]}
     for split, count in (("train", 4), ("dev", 4), ("test", 3)):
         own[split] = [str(folder / f"{split}.jsonl")]
-        (folder / f"{split}.jsonl").write_text(f"{row}\n" * count)
+        (folder / f"{split}.jsonl").write_text(f"{row.replace('a', 'b', 1) if split == 'dev' else row}\n" * count)
     return own
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asa import record
+from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from asa.perturb import Room
 from finetune import robustness as command
@@ -272,6 +273,8 @@ def test_wrong_requests_of_the_command_are_one_line(asked: dict[str, Any], model
     ):
         with pytest.raises(RequestError, match=told):
             robustness(RobustnessConfig(**{**asked, **changes}))
+    with pytest.raises(RequestError, match=r"radii = 9+: .*, allowed: 1 <= radii <= 1000000, set --radii"):
+        from_dict(RobustnessConfig, {**asked, "radii": 10**22 - 1})
     with pytest.raises(WorkError, match="one resists nowhere on colours; lower --radius"):
         robustness(RobustnessConfig(**{**asked, "radius": 1e4, "radii": 1, "steps": 30}))
 

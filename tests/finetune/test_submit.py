@@ -1,6 +1,7 @@
 """Ensembles, and the files of the GLUE server."""
 
 import json
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from scipy.special import softmax
 
 from asa import record
+from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from asa.record import Record
 from finetune import __main__ as commands
@@ -101,6 +103,33 @@ def test_the_submission_is_as_the_server_wants_it(glue: dict[str, Path], tmp_pat
     assert [line.split("\t")[1] for line in lines["RTE.tsv"][1:]] == wanted
 
 
+@pytest.mark.parametrize(
+    ("labels", "written"),
+    [
+        (["not_equivalent", "equivalent"], "1"),
+        (["equivalent", "not_equivalent"], "0"),  # as they are where a task of one's own names none
+        (["0", "1"], "1"),
+        (["1", "0"], "0"),
+        (["no", "yes"], None),
+        (["a", "b", "c"], None),
+    ],
+)
+def test_classes_that_are_written_as_numbers_go_by_their_names(
+    tmp_path: Path, labels: list[str], written: str | None
+) -> None:
+    logits = np.tile(np.arange(len(labels), dtype=np.float32), (1725, 1))  # each row is of the run's last class
+    run, out = run_of(tmp_path / "run", "mrpc", {"submit": rows("classification", logits, labels)}), tmp_path / "x.zip"
+    asked = SubmitConfig(runs=(run,), out=out, partial=True)
+    if written is None:
+        told = f"has classes {', '.join(labels)}, MRPC.tsv not_equivalent, equivalent or 0, 1; leave it out of --runs"
+        with pytest.raises(RequestError, match=told):
+            submit(asked)
+        return
+    submit(asked)
+    lines = zipfile.ZipFile(out).read("MRPC.tsv").decode().splitlines()[1:]
+    assert {line.split("\t")[1] for line in lines} == {written}
+
+
 def test_missing_tasks_are_told_and_nothing_is_written(
     glue: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +192,16 @@ def test_an_ensemble_never_takes_the_place_of_a_member(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="pair is one of the runs and would be removed"):
         ensemble(EnsembleConfig(runs=(pair, runs[2]), out=tmp_path / "0" / ".." / "pair"))
     assert (pair / FOLDER / "submit.npz").read_bytes() == before
+
+
+def test_a_run_is_one_member_by_whatever_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    glue_run(tmp_path / "a", "wnli")
+    (tmp_path / "link").symlink_to("a")
+    for same in (tmp_path / "a", Path("b/../a"), Path("link")):
+        with pytest.raises(RequestError, match=f"a and {re.escape(str(same))} are one folder, allowed: each once"):
+            from_dict(EnsembleConfig, {"runs": ["a", same], "out": "out"})
+    assert from_dict(EnsembleConfig, {"runs": ["a", "b"], "out": "out"}).runs == (Path("a"), Path("b"))
 
 
 def test_an_ensemble_averages_probabilities_and_can_be_submitted(tmp_path: Path) -> None:

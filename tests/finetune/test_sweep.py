@@ -1,6 +1,7 @@
 """Which runs are made, skipped, refused; the command line."""
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -205,6 +206,9 @@ def test_rows_longer_than_the_model_takes_are_refused(given: Given) -> None:
         ({"worker": -1}, "allowed: 0 <= worker, set --worker"),
         ({"batch": 0}, "allowed: 1 <= batch, set --batch"),
         ({"patience": 0}, "greater than or equal to 1, set --patience"),
+        ({"epochs": math.inf}, "epochs = inf: .*, allowed: 0 < epochs <= 1000000.0, set --epochs"),
+        ({"epochs": 1e308}, "epochs = 1e\\+308: .*, allowed: 0 < epochs <= 1000000.0, set --epochs"),
+        ({"save_every": math.inf}, "save_every = inf: .*finite.*, set --save_every"),
     ],
 )
 def test_wrong_settings_are_named(make: Make, changes: dict[str, Any], message: str) -> None:

@@ -31,14 +31,27 @@ def test_rows_that_stand_in_two_files_are_counted(table: Path) -> None:
     assert "as in the papers" not in told(found)
 
 
-def test_scored_rows_that_choose_too_are_refused_unless_asked_for(table: Path) -> None:
-    copy = write(table.with_name("copy.csv"), ROWS["classification"])
+@pytest.mark.parametrize(
+    ("scored", "told"),
+    [
+        (ROWS["classification"], "the same rows in dev and test"),
+        (ROWS["classification"][::-1], "the same rows in dev and test"),
+        (ROWS["classification"][7:3:-1], "all rows of test in dev as well"),
+    ],
+)
+def test_scored_rows_that_choose_too_are_refused_unless_asked_for(
+    table: Path, scored: list[dict[str, Any]], told: str
+) -> None:
+    copy = write(table.with_name("copy.csv"), scored)
     keys: dict[str, Any] = {"train": [table], "dev": [table], "test": [copy], "text": ["a", "b"], "label": "y"}
     values = {"models": {"m": "m"}, "out": "out"}
-    with pytest.raises(RequestError, match=r"task 'own' has the same rows in dev and test, .* --paper_compat true"):
+    with pytest.raises(RequestError, match=f"task 'own' has {told}, .* --paper_compat true"):
         trainable(task(**keys), from_dict(FinetuneConfig, values))
     asked = from_dict(FinetuneConfig, {**values, "paper_compat": True})
-    assert trainable(task({"paper_compat": True}, **keys), asked).facts["rows"]["dev"] == 40
+    assert trainable(task({"paper_compat": True}, **keys), asked).facts["rows"]["dev"] == len(scored)
+    write(copy, [*scored, {"a": "another", "b": "two", "y": "no"}])  # published files repeat rows: told, not refused
+    more = trainable(task(**keys), from_dict(FinetuneConfig, values))
+    assert more.facts["chosen"] == {"test": len(scored)}
 
 
 def test_rows_of_the_hubs_test_servers_have_no_labels_whatever_their_column_says(tmp_path: Path) -> None:

@@ -133,6 +133,20 @@ def test_comments_of_conll_are_no_words(tmp_path: Path) -> None:
     assert [row["words"] for row in read(tmp_path / "t.conll")] == [["EU", "#"], ["#tag", "in"]]
 
 
+def test_only_columns_that_are_asked_for_are_read_of_parquet(tmp_path: Path) -> None:
+    path, far = tmp_path / "t.parquet", pa.array([0, 2**60], pa.timestamp("ms"))
+    parquet.write_table(pa.table({"a": ["x", "y"], "far": far, "zone": far.cast(pa.timestamp("ms", "No/Where"))}), path)
+    found = [row.values for row in rows(path, "auto", "--task.train", wanted={"a", "absent"})]
+    assert found == [{"a": value, "far": None, "zone": None} for value in ("x", "y")]
+    for name, row in (("far", 2), ("zone", 1)):
+        with pytest.raises(RequestError, match=rf"t.parquet:{row}: column '{name}' holds a timestamp.* --task.train"):
+            list(rows(path, "auto", "--task.train", wanted={"a", name}))
+    assert len(list(rows(path, "auto", "--task.train", wanted=()))) == 2
+    parquet.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]), path)
+    with pytest.raises(RequestError, match=r"t.parquet:1: column 'a' is there twice; mend it or set --task.train"):
+        read(path)
+
+
 def test_rows_know_their_line(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('a,b\n"two\nlines",1\nx,2\n')
     assert [row.number for row in rows(tmp_path / "t.csv", "auto", "")] == [2, 4]
@@ -144,6 +158,13 @@ def test_conll_sentences_end_at_blank_lines_and_at_the_end(tmp_path: Path) -> No
         {"words": ["EU", "rejects"], "label": ["B-org", "O"]},
         {"words": ["Peter"], "label": ["B-per"]},
     ]
+
+
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2028", "\x85", "\x0c"])
+@pytest.mark.parametrize("between", [" ", "\t", "  "])
+def test_words_of_conll_may_hold_blanks_of_other_kinds(tmp_path: Path, blank: str, between: str) -> None:
+    (tmp_path / "t.conll").write_text(f"# a comment{blank}\n10{blank}km{between}B-x\n{blank}{between}O\r\n")
+    assert read(tmp_path / "t.conll") == [{"words": [f"10{blank}km", blank], "label": ["B-x", "O"]}]
 
 
 def test_conll_of_words_alone_has_no_labels(tmp_path: Path) -> None:

@@ -78,6 +78,20 @@ def test_own_data_is_the_same_task_in_every_format(tmp_path: Path, kind: str) ->
     assert {name: len(split) for name, split in found[0][3].items()} == {"train": 36, "dev": 4, "test": 40}
 
 
+def test_of_parquet_every_column_that_a_task_names_is_read_and_no_other(tmp_path: Path) -> None:
+    row = {"q": {"stem": "why?"}, "topic": "rain", "b": ["x", "y"], "y": 1, "id": "i", "part": "p"}
+    path = write(tmp_path / "t.parquet", [row, {**row, "q": {"stem": "again?"}}])
+    far = pa.array([2**60] * 2, pa.timestamp("ms"))  # a date that Python does not have
+    parquet.write_table(parquet.read_table(path).append_column("far", far), path)
+    keys: dict[str, Any] = {"kind": "choice", "text": ["q.stem"], "choices": ["b"], "label": "y", "test": [path]}
+    keys |= {"form": ["{q.stem} ({topic})", "{answer}"], "first_of": "id", "subsets": "part"}
+    assert task(**keys).splits["p"] == (["0"], [(("why? (rain)", "x"), ("why? (rain)", "y"))], [1])
+    with pytest.raises(RequestError, match=r"t.parquet:1: column 'far' holds a timestamp\[ms\] .* --task.test"):
+        task(**{**keys, "first_of": "far"})
+    with pytest.raises(RequestError, match="no column 'z', only 'q', 'topic', 'b', 'y', 'id', 'part', 'far'"):
+        task(**{**keys, "label": "z"})
+
+
 def test_lists_inside_a_task_are_given_by_commas_as_those_outside() -> None:
     argv = ["--task.train", "a,1.csv", "--task.text", "#1 String,#2 String", "--task.labels=no,yes", "--out", "o"]
     argv += ["--models.m", "m"]
@@ -94,6 +108,7 @@ def test_lists_inside_a_task_are_given_by_commas_as_those_outside() -> None:
         (["no", "yes", "no"], {"labels": ["yes", "no"]}, [1, 0, 1]),
         (["0.0", "1.0", "0"], {"labels": ["no", "yes"]}, [0, 1, 0]),
         (["10", "9", "10"], {}, [1, 0, 1]),
+        (["-0.0", "1", "0"], {}, [0, 1, 0]),
         (["n", "yes", "n"], {"labels": ["no", "yes"], "spellings": {"n": "no"}}, [0, 1, 0]),
         (["1", "0.5", "-2"], {"kind": "regression"}, [1.0, 0.5, -2.0]),
     ],
@@ -125,6 +140,20 @@ def test_the_right_answer_is_a_number_a_letter_a_text_or_its_own_name(
     found = task(test=[path], kind="choice", text=["a"], choices=list(answers), label="y")
     assert found.splits["test"].labels == [right]
     assert found.splits["test"].texts[0][:2] == (("why?", "x"), ("why?", "y"))
+
+
+def test_blank_cells_behind_the_answers_are_none(tmp_path: Path) -> None:
+    table = [{"q": "one?", "a": "x", "b": "y", "c": "z", "y": 2}, {"q": "two?", "a": "x", "b": "y", "c": " ", "y": 1}]
+    keys: dict[str, Any] = {"kind": "choice", "text": ["q"], "choices": ["a", "b", "c"], "label": "y"}
+    found = task(test=[write(tmp_path / "t.csv", table)], **keys)
+    assert [[answer[1] for answer in row] for row in found.splits["test"].texts] == [["x", "y", "z"], ["x", "y"]]
+    for changed, said in (
+        ({"y": 2}, r"t.csv:2: label '2', allowed: 0 to 1, A to B or the text of an answer"),
+        ({"a": ""}, r"t.csv:2: column 'a' is blank, but 'b' behind it holds an answer; .* --task.choices"),
+        ({"b": ""}, r"t.csv:2: columns 'a', 'b', 'c' hold 1 answers, wanted: two or more"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            task(test=[write(tmp_path / "t.csv", [{**table[1], **changed}])], **keys)
 
 
 def test_a_form_says_what_the_encoder_reads(tmp_path: Path) -> None:
@@ -351,8 +380,10 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
         (
             [{"text": "x", "label": 1e39}],
             {"kind": "regression"},
-            r"label 1e\+39 is beyond 3.4e\+38, the largest of fp32",
+            r"t.jsonl:1: label 1e\+39, allowed: -1e\+15 to 1e\+15, whose squared errors fp32 holds; .* --task.label",
         ),
+        ([{"text": "x", "label": -1e19}], {"kind": "regression"}, r"t.jsonl:1: label -1e\+19, allowed: -1e\+15 to"),
+        ([{"text": "x", "label": 10**400}], {"kind": "regression"}, r"t.jsonl:1: label 10+, allowed: -1e\+15 to"),
         ([{"text": "x y", "label": "O"}], {"kind": "token"}, r"t.jsonl:1: 2 words, 1 labels; .* --task.label"),
         ([{"text": 5, "label": "O"}], {"kind": "token"}, r"wanted: a list, or words between spaces"),
         ([{"text": "x", "label": 0}], {"kind": "choice"}, r"kind choice has no column of answers; set --task.choices"),
@@ -422,6 +453,35 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
             r"task.labels is 0, 1, kind regression has no classes; leave it out",
         ),
         ([{"text": "x", "label": n} for n in (0, 1)], {"extra": {"dev": ["x"]}}, r"task.extra names 'dev'"),
+        (
+            [{"text": "x", "b": ["y", "z"], "label": n} for n in (0, 1)],
+            {"choices": ["b"]},
+            r"task.choices is set, which kind classification does not read, only choice; .* --task.kind",
+        ),
+        ([{"text": "x", "label": "O"}], {"kind": "token", "form": ["{text}"]}, r"task.form is set, which kind token"),
+        (
+            [{"text": "x", "label": 1}],
+            {"kind": "regression", "spellings": {"one": "1"}},
+            r"task.spellings is set, which kind regression does not read, only classification, token",
+        ),
+        (
+            [{"text": "x", "b": ["y", "z"], "label": 1}],
+            {"kind": "choice", "choices": ["b"], "spellings": {"C": "B"}},
+            r"task.spellings is set, which kind choice does not read",
+        ),
+        ([{"text": "x", "label": "O"}], {"kind": "token", "literals": True}, r"task.literals is set, which kind token"),
+        (
+            [{"text": "x", "label": 1}],
+            {"kind": "regression", "ranked": "1"},
+            r"task.ranked is set, which kind",
+        ),
+        ([{"text": "x", "label": 1}], {"header": ["a"]}, r"task.header is set, which no file .* csv, tsv; .*format"),
+        ([{"text": "x", "label": 1}], {"entry": "a"}, r"task.entry is set, which no file .* json; .* --task.format"),
+        (
+            [{"text": f"{n // 2}", "b": f"{n}", "label": n % 2} for n in range(4)],
+            {"text": ["text", "b"], "ranked": "1", "metrics": ["f1"]},
+            r"metrics: 'f1', allowed for kind choice: accuracy; set --task.metrics",
+        ),
         (
             [{"text": "x", "label": n} for n in (0, 1)],
             {"subsets": "text", "extra": {"x": ["t.jsonl"]}},

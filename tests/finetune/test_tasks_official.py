@@ -8,8 +8,10 @@ import pytest
 
 from asa.config import from_dict
 from finetune.config import FinetuneConfig
+from finetune.tasks.checks import check_keys
 from finetune.tasks.load import load
-from finetune.tasks.spec import named
+from finetune.tasks.places import _changed
+from finetune.tasks.spec import STANDARD, named
 from finetune.tasks.task import Task
 
 N = 6  # rows of a file
@@ -76,6 +78,15 @@ FILES: dict[str, dict[str, str]] = {
         for n in range(N)
     },
 }
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in STANDARD.glob("*.yaml")))
+@pytest.mark.parametrize("compat", [False, True])
+def test_every_key_of_a_standard_task_is_read_wherever_its_rows_are(name: str, compat: bool) -> None:
+    task = named(name)
+    for place in (*task.sources, *([task.hub] if task.hub else [])):
+        check_keys(_changed(task, place.keys, compat))
+
 
 SHE_Y = ("Skating: She 0", "y")
 SHAPES: dict[str, tuple[dict[str, int], Any, Any]] = {

@@ -1,0 +1,80 @@
+"""What a task's description says must fit together."""
+
+import re
+from collections.abc import Sequence
+
+from asa.errors import RequestError
+from finetune.tasks.files import ending
+from finetune.tasks.places import FILES, paths_of
+from finetune.tasks.rows import FIELD
+from finetune.tasks.spec import TaskConfig
+
+KINDS = {
+    "choices": ("choice",),
+    "form": ("classification", "regression", "choice"),
+    "spellings": ("classification", "token"),
+    "literals": ("classification", "regression", "choice"),
+    "ranked": ("classification",),
+}
+"""Keys that only tasks of these kinds read."""
+FORMATS = {"header": ("csv", "tsv"), "entry": ("json",)}
+"""Keys that only files of these formats have a use for."""
+
+
+def check_keys(task: TaskConfig) -> None:
+    """Raises RequestError for keys that exclude each other, and for those that nothing of the task reads."""
+    _check_kind(task)
+    _check_formats(task)
+    clash = set(FILES) & set(task.extra)
+    if clash:
+        raise RequestError(f"task.extra names {sorted(clash)[0]!r}, which has a key of its own; name it otherwise")
+    if task.labels and task.kind in ("regression", "choice"):
+        raise RequestError(f"task.labels is {', '.join(task.labels)}, kind {task.kind} has no classes; leave it out")
+    strange = sorted(set(task.spellings.values()) - set(task.labels)) if task.labels else []
+    if len(set(task.labels)) < len(task.labels) or len(task.labels) == 1 or strange:
+        what = f"task.spellings names class {strange[0]!r}" if strange else f"task.labels is {', '.join(task.labels)}"
+        raise RequestError(f"{what}, allowed: two classes or more, each once; set --task.labels")
+    if task.kind == "choice" and not task.choices and len(task.text) < 2:
+        raise RequestError("kind choice has no column of answers; set --task.choices")
+    if task.kind == "choice" and task.form and not any("{answer}" in form for form in task.form):
+        raise RequestError("task.form has no {answer}, which kind choice is about; mend --task.form")
+    if task.form:
+        _check_form(task.form)
+    if task.ranked and task.also:
+        raise RequestError("task.also adds rows, task.ranked makes questions of them; leave one of the two out")
+    if task.kind in ("classification", "regression") and len(task.text) > 2 and not task.form:
+        raise RequestError(f"task.text has {len(task.text)} columns, allowed: one, or two of a pair; set --task.text")
+    if task.kind == "token" and len(task.text) != 1:
+        raise RequestError(
+            f"task.text has {len(task.text)} columns, kind token wants that of the words; set --task.text"
+        )
+
+
+def _check_form(form: Sequence[str]) -> None:
+    """Raises RequestError for a lone brace, and for a form that reads no column: every text would be the same."""
+    rest = [re.sub(FIELD, "", part) for part in form]
+    if broken := [part for part, left in zip(form, rest, strict=True) if "{" in left or "}" in left]:
+        raise RequestError(f"task.form has {broken[0]!r}, allowed: columns in braces, {{NAME}}; mend --task.form")
+    if all(left == part for part, left in zip(form, rest, strict=True)):
+        raise RequestError(f"task.form is {', '.join(map(repr, form))}, which reads no column; mend --task.form")
+
+
+def _check_kind(task: TaskConfig) -> None:
+    """A column of answers that nothing reads may be a forgotten --task.kind choice."""
+    for key, kinds in KINDS.items():
+        if getattr(task, key) and task.kind not in kinds:
+            raise RequestError(
+                f"task.{key} is set, which kind {task.kind} does not read, only {', '.join(kinds)}; leave it out, or"
+                " set --task.kind"
+            )
+
+
+def _check_formats(task: TaskConfig) -> None:
+    paths = [path for several in paths_of(task).values() for path in several]
+    read = {ending(path) if task.format == "auto" else task.format for path in paths}
+    for key, formats in FORMATS.items():
+        if getattr(task, key) and read and not read.intersection(formats):
+            raise RequestError(
+                f"task.{key} is set, which no file of the task has a use for, only those of format"
+                f" {', '.join(formats)}; leave it out, or set --task.format"
+            )
