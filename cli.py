@@ -19,7 +19,7 @@ from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict
 from asa.errors import RequestError, WorkError
-from streams import lasting_output
+from streams import Lasting, lasting_output
 
 T = TypeVar("T")
 
@@ -62,6 +62,7 @@ def _path(given: Any) -> Path:
 
 register_type(Path, str, _path, type_check=isinstance)
 
+NULLS = ("null", "Null", "NULL", "~")  # as YAML has it
 DOT = "\N{ONE DOT LEADER}"  # stands for a dot inside a name while the parser reads
 INTERRUPTED = "error: interrupted; run the same command again to go on"
 
@@ -152,7 +153,7 @@ def _with_entries(argv: list[str]) -> list[str]:
         file, colon, name = split[index].rpartition(":")
         if colon and file.endswith(".yaml"):
             split[index] = json.dumps(entry(Path(file), name), default=str)  # a date is YAML's reading of a name
-        elif "\n" not in split[index] and Path(split[index]).is_file():
+        elif os.path.isfile(split[index]):
             _keys(Path(split[index]))  # a wrong one would be a traceback of the parser's
     return split
 
@@ -181,8 +182,7 @@ def _keys(file: Path) -> dict[str, Any]:
     if not isinstance(read, dict):
         why = "it is empty" if read is None else f"it holds a {type(read).__name__}"
         raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config")
-    if "config" in read:
-        raise RequestError(f"{file} has the key 'config', which is the command line's; give --config once more instead")
+    _refuse_nested(file, read)
     return read
 
 
@@ -193,7 +193,7 @@ def _bracketed(cls: Any, argv: list[str]) -> list[str]:
     split = [piece for part in argv for piece in (part.split("=", 1) if part.partition("=")[0] in flags else [part])]
     for index in range(1, len(split)):
         element = flags.get(split[index - 1])
-        if element is not None and not split[index].startswith("[") and split[index] != "null":
+        if element is not None and not split[index].startswith("[") and split[index] not in NULLS:
             split[index] = _as_list(split[index], element)
         elif element is str:
             split[index] = _quoted(split[index])
@@ -222,14 +222,20 @@ def _refuse_misread(cls: Any, argv: list[str]) -> None:
     """Ends the program for a list or keys, in a flag or in a group's file, that _Loader refuses in files."""
     for flag, value in _pairs(argv):
         hint = _hint(cls, flag.removeprefix("--"))
-        if is_dataclass(hint) and "\n" not in value and Path(value).is_file():
+        if is_dataclass(hint) and os.path.isfile(value):  # no error for text that is too long for a name
             _keys(Path(value))
-        elif flag == "--config" or is_dataclass(hint) or get_origin(hint) in (list, tuple, dict):
+        elif flag == "--config" or is_dataclass(hint) or get_origin(hint) is dict or flag[2:] in _sequences(cls):
             try:
                 with suppress(yaml.YAMLError):  # which the parser tells of
-                    yaml.load(value, Loader=_Loader)
+                    _refuse_nested(value, yaml.load(value, Loader=_Loader))
             except _Misread as error:
                 fail(f"{flag[2:]} = {value}: {str(error).removeprefix('line 1: ')}; set {flag}")
+
+
+def _refuse_nested(name: object, read: Any) -> None:
+    """Raises RequestError for keys that send the parser on to another file, which nobody has checked."""
+    if isinstance(read, dict) and "config" in read:
+        raise RequestError(f"{name} has the key 'config', which is the command line's; give --config once more instead")
 
 
 def _pairs(argv: list[str]) -> Iterator[tuple[str, str]]:
@@ -282,9 +288,17 @@ def main(
     argv: Sequence[str] | None = None,
     quiet: str = "",
 ) -> NoReturn:
-    """Dispatch `prog COMMAND ...`; a deliberate error becomes one line (none of the command `quiet`) and its code."""
-    with lasting_output():
-        _dispatch(commands, prog, list(sys.argv[1:] if argv is None else argv), quiet)
+    """Dispatch `prog COMMAND ...`; a deliberate error becomes one line (none of the command `quiet`) and its code.
+    Output that was cut off by a full disk is code 1: it may have been all that was asked for."""
+    streams = list[Lasting]()
+    try:
+        with lasting_output() as streams:
+            _dispatch(commands, prog, list(sys.argv[1:] if argv is None else argv), quiet)
+    except SystemExit as end:
+        if not end.code and any(stream.full for stream in streams):
+            print("error: the disk was too full for the output; free some space and repeat it", file=sys.stderr)
+            sys.exit(1)
+        raise
 
 
 def _dispatch(
@@ -332,6 +346,9 @@ class _Parser(ArgumentParser):
     def __init__(self, *args: Any, cls: Any = None, positional: str = "", **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
         self.cls, self.positional = cls, positional
+
+    def dump(self, *args: Any, **kwargs: Any) -> str:
+        return super().dump(*args, **kwargs).replace(DOT, ".")
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         line = " ".join(message.split())

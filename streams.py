@@ -7,15 +7,18 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Any, TextIO, TypeVar
 
+from asa.places import FULL
+
 T = TypeVar("T")
 
 
 class Lasting:
     """A text stream that writes nowhere from when its reader has gone: a pipe whose other end Ctrl-C has ended as well,
-    a terminal that was closed, a full disk."""
+    a terminal that was closed. So it does on a full disk, which it notes: what was written there is cut off."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.full = False
 
     def write(self, text: str) -> int:
         return self._or_lose(lambda: self._stream.write(text), len(text))
@@ -29,7 +32,8 @@ class Lasting:
     def _or_lose(self, work: Callable[[], T], instead: T) -> T:
         try:
             return work()
-        except OSError:
+        except OSError as error:
+            self.full |= error.errno in FULL
             # The descriptor itself, which C++ libraries and children share; what is buffered goes there as well.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -38,8 +42,8 @@ class Lasting:
 
 
 @contextmanager
-def lasting_output() -> Generator[None]:
-    """Inside, stdout and stderr last, and what their encoding lacks is written as escapes."""
+def lasting_output() -> Generator[list[Lasting]]:
+    """Inside, stdout and stderr last, and what their encoding lacks is written as escapes. Gives the streams."""
     before: dict[str, TextIO | None] = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     lasting = {name: Lasting(stream) for name, stream in before.items() if stream}  # None after `>&-`
     for name, stream in lasting.items():
@@ -47,7 +51,7 @@ def lasting_output() -> Generator[None]:
             stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, stream)
     try:
-        yield
+        yield list(lasting.values())
     finally:
         for name, stream in lasting.items():
             stream.flush()

@@ -49,12 +49,13 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     record.read(config.out / record.NAME)  # its damage is told here, before ranks are started that would tell it too
     for line in wrong:
         tell(f"warning: {line}; continuing from {found.name} instead")
-    if facts.get("threads") not in (None, threads()):
-        tell(f"from {facts['threads']} to {threads()} threads a process: sums round otherwise, OMP_NUM_THREADS sets it")
+    before, now = facts.get("threads"), threads()
+    if before and now and before != now:
+        tell(f"from {before} to {now} threads a process: sums round otherwise, OMP_NUM_THREADS sets it")
     if facts["world"] != world:
         tell(f"from {facts['world']} to {world} processes: the rows are the same, dropout is drawn anew")
-    elif config.micro(world) != (before := replace(config, micro_batch=facts["config"]["micro_batch"]).micro(world)):
-        tell(f"micro-batches of {config.micro(world)} rows, not {before}: the rows are the same, dropout is drawn anew")
+    elif config.micro(world) != (micro := replace(config, micro_batch=facts["config"]["micro_batch"]).micro(world)):
+        tell(f"micro-batches of {config.micro(world)} rows, not {micro}: the rows are the same, dropout is drawn anew")
     return found
 
 

@@ -1,6 +1,7 @@
 """What a run tells may be lost; the run may not."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Generator
 from io import BytesIO, TextIOWrapper
@@ -29,6 +30,14 @@ def test_what_nobody_reads_is_dropped(name: str, unread: int, monkeypatch: pytes
     assert getattr(sys, name) is stream
     stream.close()  # as the interpreter does: nothing is left that would fail
     os.write(unread, b"C++ libraries, or children")
+
+
+def test_a_full_disk_is_no_success_of_what_prints() -> None:
+    code = "import cli; cli.main({'show': lambda argv: print('found')}, 'prog', ['show'])"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: the disk was too full for the output")
 
 
 def test_what_the_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ class RandomMask(Counting):
         self.check_depth(layers)
         # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
         maker = heaviest(self._share(0), batch.pad_BL) if self.options.strategy == "magnitude" else None
-        keeps = [] if maker else [bernoulli(self._share(n, layers), batch.pad_BL) for n in range(layers)]
+        keeps = [] if maker else [bernoulli(self._share(n), batch.pad_BL) for n in range(layers)]
 
         def attend(site: Site) -> Tensor:
             keep_BLL = maker(site) if maker else keeps[site.layer].to(site.h_BLD.dtype)
@@ -81,7 +81,7 @@ class RandomMask(Counting):
         share = torch.stack(list(shares.values())) / batch.total_rows
         return {**learn(engine, terms), "masked_share": share}
 
-    def _share(self, layer: int, layers: int = 1) -> float:
+    def _share(self, layer: int) -> float:
         """Share to mask in a layer at this step."""
         if self.schedule is None:
             return SHARE if self.options.share is None else self.options.share

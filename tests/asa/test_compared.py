@@ -61,6 +61,15 @@ def test_a_common_offset_costs_no_digits() -> None:
     torch.testing.assert_close(far[0], by_torch(logits.float() + 1024, labels)[0], rtol=1e-6, atol=1e-9)
 
 
+def test_a_shift_of_one_pass_costs_few_digits() -> None:
+    """Which is none of the divergence, and so may not be its largest part."""
+    logits, labels = case(64, 30, torch.float64)
+    logits[64:] = logits[:64] + 0.01 * logits[64:] + 4
+    found = compared.compare(logits.float(), labels)[1].double()
+    expected = by_torch(logits, labels)[1]
+    assert (found - expected).abs().max() < 2e-4 * expected.max()
+
+
 def test_two_like_passes_diverge_by_nothing() -> None:
     """Neither value nor gradient: an attack that does nothing leaves the plain step."""
     logits, labels = case(4, 9, torch.float32)

@@ -132,6 +132,7 @@ def test_a_value_out_of_range_names_key_value_range_and_flag(
         (["--inner", "{rate: x}"], "inner.rate = x: allowed: a number; set --inner.rate"),
         (["--count", "1:30"], "count = 1:30: allowed: a whole number; set --count"),
         (["--seeds", "010"], "seeds = [010]: 010 would be 8; write 8, or '010'; set --seeds"),
+        (["--sizes", "010"], "sizes = [010]: 010 would be 8; write 8, or '010'; set --sizes"),
         (["--inner", "{rate: 1, rate: 0.1}"], "inner = {rate: 1, rate: 0.1}: key 'rate' a second time; set --inner"),
         (["--config", "count: 010"], "config = count: 010: 010 would be 8; write 8, or '010'; set --config"),
         (["--config", "folder: 5"], "folder = 5: allowed: a path; set --folder"),
@@ -185,20 +186,33 @@ def test_a_group_may_be_read_from_a_file_which_is_checked_like_any(tmp_path: Pat
 
 def test_a_file_does_not_name_another(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("config: other.yaml\n")
-    with pytest.raises(RequestError, match=r"c\.yaml has the key 'config', .*; give --config once more instead"):
-        parse(Outer, ["--folder", "x", "--config", str(tmp_path / "c.yaml")], "prog")
+    (tmp_path / "e.yaml").write_text("entry: {config: other.yaml}\n")
+    for given in (f"{tmp_path}/c.yaml", f"{tmp_path}/e.yaml:entry", "{config: other.yaml}"):
+        with pytest.raises(RequestError, match=r"has the key 'config', .*; give --config once more instead"):
+            parse(Outer, ["--folder", "x", "--config", given], "prog")
 
 
 @pytest.mark.parametrize("flags", [["--sizes", "3,4"], ["--sizes", "[3,4]"], ["--sizes=3,4"]])
 def test_a_list_that_may_be_null_is_one(flags: list[str]) -> None:
     assert parse(Outer, ["--folder", "x", *flags], "prog").sizes == (3, 4)
-    assert parse(Outer, ["--folder", "x", "--sizes", "null"], "prog").sizes is None
+    assert parse(Outer, ["--folder", "x", "--sizes", "~"], "prog").sizes is None
+
+
+def test_a_group_may_be_longer_than_a_files_name() -> None:
+    for flags in (["--inner", "{rate: 0.25" + 300 * " " + "}"], ["--config", "inner: {rate: 0.25}" + 300 * " "]):
+        assert parse(Outer, ["--folder", "x", *flags], "prog").inner.rate == 0.25
 
 
 def test_a_name_may_have_dots_also_beside_those_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("names: {base: a}\n")
     found = parse(Outer, ["--folder", "x", "--config", str(tmp_path / "c.yaml"), "--names.v1.5", "b/c.d"], "prog")
     assert found.names == {"base": Path("a"), "v1.5": Path("b/c.d")}
+
+
+def test_printed_names_have_their_dots(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(Outer, ["--folder", "x", "--names.v1.5", "b", "--print_config"], "prog")
+    assert yaml.safe_load(capsys.readouterr().out)["names"] == {"v1.5": "b"}
 
 
 def test_no_setting_is_infinite() -> None:

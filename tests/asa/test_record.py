@@ -141,8 +141,9 @@ def test_a_run_leaves_the_versions_of_everything_installed(tmp_path: Path) -> No
 def test_what_is_not_finite_is_null_and_no_scalar(tmp_path: Path) -> None:
     made = Record(tmp_path, {})
     made.log("train", 1, {"loss": float("nan"), "masked_share": [0.5, float("inf")], "skipped": 1})
-    made.close()
-    line = record.read(tmp_path / record.NAME)[-1]
+    made.end({"test_loss": float("inf")})
+    line, end = record.read(tmp_path / record.NAME)[-2:]
+    assert end["test_loss"] is None
     assert (line["loss"], line["masked_share"], line["skipped"]) == (None, [0.5, None], 1)
     assert curves(tmp_path) == {"train/masked_share/0": [(1, 0.5)], "train/skipped": [(1, 1.0)]}
 
