@@ -3,6 +3,8 @@
 A hook before each self-attention module asks `Perturb.attend` for a keep map and turns it into the additive mask that
 the module already takes (DeBERTa, whose own masking blocks gradients: into its position scores). What a forward pass
 is to do lies in the model's Signal while the pass lasts, and while activation checkpointing repeats a part of it.
+
+Tokens that the head does not read end at the last block's attention: what follows it is computed token by token.
 """
 
 from collections.abc import Callable, Generator
@@ -20,15 +22,17 @@ from asa.adversary import Adversaries, ASAConfig
 from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import check_attention, family
-from asa.signal import Pass, Perturb, Signal, Tap
+from asa.signal import Pass, Perturb, Reads, Signal, Tap
 
 # B rows, D width, L length
 
 
 class _Attached(NamedTuple):
-    """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs."""
+    """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. trims:
+    the last block can leave out tokens that no head reads."""
 
     signal: Signal
+    trims: bool
     handles: list[Any]
     owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
@@ -64,13 +68,17 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
     handles.append(model.base_model.register_forward_pre_hook(partial(_refuse_embeds, signal), with_kwargs=True))
     handles.append(model.base_model.register_forward_hook(partial(_take_last, signal, len(layers))))
+    # DeBERTa v2 may look beyond a token after its first block, and chunks of a length ask for a multiple of it.
+    trims = bool(found.tail) and len(layers) > 1 and not getattr(model.config, "chunk_size_feed_forward", 0)
+    if trims:
+        handles.append(layers[-1].get_submodule(found.tail).register_forward_pre_hook(partial(_trim, signal)))
     norm = model.base_model.get_submodule(found.norm)
     # Partials and not bound methods, which would pickle as attributes that the class has not.
     ours = [(norm, partial(_norm, norm)), *((module, partial(dropout, module, signal)) for module in _dropouts(model))]
     forwards = [(module, forward, vars(module).get("forward")) for module, forward in ours]
     for module, forward in ours:
         vars(module)["forward"] = forward
-    vars(model.base_model)["_asa"] = _Attached(signal, handles, model, forwards)
+    vars(model.base_model)["_asa"] = _Attached(signal, trims, handles, model, forwards)
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in recomputed:
         module._gradient_checkpointing_func = _Recalling(module._gradient_checkpointing_func, signal)
@@ -105,22 +113,23 @@ def perturbed(
     model: "transformers.PreTrainedModel",
     perturb: Perturb | None = None,
     tap: Tap | None = None,
-    rows: Tensor | None = None,
-    firsts: Tensor | None = None,
+    reads: Reads | None = None,
+    whole: bool = False,
     same_dropout: bool = False,
 ) -> Generator[Pass]:
     """Inside, an attached model's forward is perturbed.
 
-    Args: tap(n, h_BLD) sees what enters block n, and what leaves the last one as the input of a further block; rows are
-        the positions in the flattened BL for which the head is run (None: all of them), and then Pass.first gets the
-        hidden states at `firsts`, positions there too. same_dropout tells that the random state is that of another
+    Args: tap(n, h_BLD) sees what enters block n, and what leaves the last one as the input of a further block. reads
+        says which final states the head gets (None: all); the last block computes no others after its attention,
+        unless the pass is to be `whole` or has a tap. same_dropout tells that the random state is that of another
         pass, whose dropout this one is to repeat.
     Raises: RequestError for a model that was not attached.
     """
     attached: _Attached | None = vars(model.base_model).get("_asa")
     if attached is None:
         raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
-    now = Pass(perturb or Perturb(), tap, rows, firsts, [], same_dropout)
+    trims = attached.trims and reads is not None and tap is None and not whole
+    now = Pass(perturb or Perturb(), tap, reads, [], trims, same_dropout)
     with attached.signal.during(now):
         yield now
 
@@ -166,17 +175,30 @@ def _tap(signal: Signal, block: int, module: nn.Module, args: tuple[Any, ...], k
 def _take_last(signal: Signal, blocks: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Show the tap what leaves the last block. Leave the head only the rows asked for: over a vocabulary it costs as
     much as several layers."""
-    if signal.now is None or (signal.now.tap is None and signal.now.rows is None):
+    now = signal.now
+    if now is not None and now.tap is not None:
+        now.tap(blocks, output.last_hidden_state)
+    if now is None or now.reads is None:
         return
-    hidden_BLD: Tensor = output.last_hidden_state
-    if signal.now.tap is not None:
-        signal.now.tap(blocks, hidden_BLD)
-    if signal.now.rows is None:
-        return
-    hidden_ND = hidden_BLD.flatten(0, 1)
-    if signal.now.firsts is not None:
-        signal.now.first.append(hidden_ND[signal.now.firsts])
-    output.last_hidden_state = hidden_ND[signal.now.rows].unsqueeze(0)
+    rows, firsts, head_at_firsts = now.reads
+    states: Tensor = output.last_hidden_state if now.trims else _at(output.last_hidden_state, rows)
+    if firsts:
+        parts = states.split_with_sizes((rows.shape[1] - firsts, firsts), dim=1)
+        now.first.append(parts[1].squeeze(0))
+        states = states if head_at_firsts else parts[0]
+    output.last_hidden_state = states
+
+
+def _trim(signal: Signal, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Leave what follows the last block's attention only the rows asked for."""
+    now = signal.now
+    if now is None or now.reads is None or not now.trims:
+        return None
+    return tuple(_at(x_BLD, now.reads.rows) for x_BLD in args)
+
+
+def _at(x_BLD: Tensor, rows: Tensor) -> Tensor:
+    return x_BLD.flatten(0, 1)[rows]
 
 
 @dataclass(frozen=True)

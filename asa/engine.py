@@ -67,10 +67,11 @@ class Engine(Protocol):
         """Add the loss's gradients to what the next step applies; those of a loss that is not finite are NaN."""
         ...
 
-    def same_dropout(self, masks: bool = True) -> AbstractContextManager[None]:
+    def same_dropout(self, masks: bool = True, taps: bool = True) -> AbstractContextManager[None]:
         """Inside, every forward and probe draws the same dropout masks.
 
-        Args: masks is False where no pass attacks attention, so that torch may take its fastest kernel in all of them.
+        Args: masks is False where no pass attacks attention, so that torch may take its fastest kernel in all of them;
+            taps is False where no pass has a tap, so that none computes tokens that no head reads.
         """
         ...
 
@@ -155,14 +156,15 @@ class Passes:
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, torch.nan)
 
     @contextmanager
-    def same_dropout(self, masks: bool = True) -> Generator[None]:
+    def same_dropout(self, masks: bool = True, taps: bool = True) -> Generator[None]:
+        module = self.module
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-        before = self._dropout_state, self.module.same_dropout
-        self._dropout_state, self.module.same_dropout = (torch.get_rng_state(), cuda), masks
+        before = self._dropout_state, module.same_dropout, module.whole
+        self._dropout_state, module.same_dropout, module.whole = (torch.get_rng_state(), cuda), masks, taps
         try:
             yield
         finally:
-            self._dropout_state, self.module.same_dropout = before
+            self._dropout_state, module.same_dropout, module.whole = before
 
     def _restore_dropout(self) -> None:
         if self._dropout_state is None:

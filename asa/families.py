@@ -14,6 +14,7 @@ class Family(NamedTuple):
 
     layers: of the base model, the list of blocks. attention: of a block, the module that scores queries against keys.
     norm: of the base model, the LayerNorm that word embeddings reach after position and type.
+    tail: of a block, the module from whose inputs on every token of the block is computed by itself; "" where none is.
     replaceable: the attention has BERT's query, key and value, so that the released program's scores can be rebuilt.
     score_method: DeBERTa's own mask is a masked_fill, through which no gradient passes, so a map goes into the result
         of this method of the attention module, which adds position scores to content scores.
@@ -25,6 +26,7 @@ class Family(NamedTuple):
     layers: str
     attention: str
     norm: str = "embeddings.LayerNorm"
+    tail: str = ""
     replaceable: bool = False
     score_method: str = ""
     counts_from_pad: bool = False
@@ -48,19 +50,23 @@ class Family(NamedTuple):
         return config.max_position_embeddings - (pad + 1 if self.counts_from_pad else 0)
 
 
-_BERT = Family("encoder.layer", "attention.self", replaceable=True)
+_BERT = Family("encoder.layer", "attention.self", tail="attention.output", replaceable=True)
 _ROBERTA = _BERT._replace(counts_from_pad=True)
+_DEBERTA = _BERT._replace(replaceable=False)
 
 FAMILIES = {
     "bert": _BERT,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "electra": _BERT,
-    "mpnet": Family("encoder.layer", "attention.attn", counts_from_pad=True, pad=1, recomputes=False),
-    "distilbert": Family("transformer.layer", "attention"),
+    "mpnet": Family(
+        "encoder.layer", "attention.attn", tail="attention.LayerNorm", counts_from_pad=True, pad=1, recomputes=False
+    ),
+    "distilbert": Family("transformer.layer", "attention", tail="sa_layer_norm"),
+    # Without a tail: what attention gives is added to the block's input by no module.
     "modernbert": Family("layers", "attn", norm="embeddings.norm"),
-    "deberta": Family("encoder.layer", "attention.self", score_method="disentangled_att_bias"),
-    "deberta-v2": Family("encoder.layer", "attention.self", score_method="disentangled_attention_bias"),
+    "deberta": _DEBERTA._replace(score_method="disentangled_att_bias"),
+    "deberta-v2": _DEBERTA._replace(score_method="disentangled_attention_bias"),
 }
 
 

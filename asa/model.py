@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 import transformers
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from asa.adversary import Adversaries, ASAConfig
 from asa.attention import attach, perturbed
 from asa.batch import Batch, Kind
-from asa.signal import Perturb, Tap
+from asa.families import FAMILIES
+from asa.signal import Perturb, Reads, Tap
 from asa.typed import fork_rng
 
 # B rows, C classes or choices, D width, L length, M masked positions, V vocabulary
@@ -53,6 +55,7 @@ class TaskModel(nn.Module):
     """`model` is exported; `adversary` (None where the method needs none) is saved beside it."""
 
     same_dropout = False  # True while passes with and without masks are given the same random state
+    whole = False  # True while passes with and without a tap are: then none leaves anything out
 
     def __init__(self, model: "transformers.PreTrainedModel", kind: Kind, asa: ASAConfig | None = None) -> None:
         super().__init__()
@@ -61,12 +64,14 @@ class TaskModel(nn.Module):
         adversaries = attach(model, asa)
         self.adversary: Adversaries | None = adversaries if asa else None
         self.head_at_cls = asa is not None and asa.sentence == "head"
+        self._reads_first = reads_first(model)
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""
         if self.kind == "mlm":
-            return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.same_dropout)
-        with perturbed(self.model, perturb, tap, same_dropout=self.same_dropout):
+            return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.whole, self.same_dropout)
+        reads = Reads(_starts(batch).unsqueeze(1)) if self._reads_first and "input_ids" in batch.inputs else None
+        with perturbed(self.model, perturb, tap, reads, self.whole, self.same_dropout):
             if self.kind == "choice":
                 return Output(_among_answers(self.model, batch))
             return Output(self.model(**batch.inputs).logits)
@@ -92,6 +97,29 @@ def _tie_alike(model: nn.Module, twin: nn.Module) -> None:
             setattr(twin.get_submodule(place), leaf, twin.get_parameter(shared))
 
 
+def reads_first(model: "transformers.PreTrainedModel") -> bool:
+    """Whether the model's head reads each row's first final state alone, as Hugging Face's for sequences do.
+
+    Only where model and parts are Hugging Face's and torch's: what somebody has written may read others.
+    """
+    kinds: tuple[Any, ...] = (
+        transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+        transformers.MODEL_FOR_MULTIPLE_CHOICE_MAPPING,
+    )
+    if not any(type(model) is kind.get(type(model.config), None) for kind in kinds):
+        return False
+    # ELECTRA's head of multiple choice may read another token, or all; ModernBERT's the mean, and it has no tail.
+    if not FAMILIES[model.config.model_type].tail or getattr(model.config, "summary_type", "first") != "first":
+        return False
+    return all(type(part).__module__.startswith(("torch.", "transformers.")) for part in model.modules())
+
+
+def _starts(batch: Batch) -> Tensor:
+    """Where each row begins in the flattened BL."""
+    ids_BL = batch.inputs["input_ids"].flatten(0, -2)
+    return torch.arange(len(ids_BL), device=ids_BL.device) * ids_BL.shape[1]
+
+
 def _among_answers(model: "transformers.PreTrainedModel", batch: Batch) -> Tensor:
     """Logits BC in which an answer that a question does not have, a sequence of padding alone, has no probability."""
     mask_BCL = batch.inputs["attention_mask"].clone()
@@ -109,6 +137,7 @@ def masked_lm(
     perturb: Perturb | None = None,
     tap: Tap | None = None,
     head_at_cls: bool = False,
+    whole: bool = False,
     same_dropout: bool = False,
 ) -> Output:
     """A pass of an attached masked-LM model over a batch of kind "mlm".
@@ -116,10 +145,9 @@ def masked_lm(
     The head runs on masked rows only: the full head costs 1.22 times a BERT-base step.
     """
     assert batch.positions is not None
-    starts_B = torch.arange(len(batch.pad_BL), device=batch.pad_BL.device) * batch.pad_BL.shape[1]
-    firsts_B = starts_B + (~batch.pad_BL).int().argmax(1)  # [CLS], which left padding moves
-    rows = torch.cat([batch.positions, firsts_B]) if head_at_cls else batch.positions
-    with perturbed(model, perturb, tap, rows, firsts_B, same_dropout) as now:
+    firsts_B = _starts(batch) + (~batch.pad_BL).int().argmax(1)  # [CLS], which left padding moves
+    reads = Reads(torch.cat([batch.positions, firsts_B]).unsqueeze(0), len(firsts_B), head_at_cls)
+    with perturbed(model, perturb, tap, reads, whole, same_dropout) as now:
         # Not by an index, whose gradient would be a copy among zeros as large as the logits.
         logits = model(**batch.inputs).logits.squeeze(0)
     if not head_at_cls:

@@ -51,17 +51,30 @@ class Perturb:
     last: int | None = None
 
 
-class Pass(NamedTuple):
-    """One forward pass. rows: positions in the flattened BL that the head shall see, None for all of them.
+class Reads(NamedTuple):
+    """What of the final states is read.
 
-    firsts: positions there whose final hidden states `first` receives. same_dropout: it draws what another pass draws.
+    rows: positions in the flattened BL, in two dimensions; the model's head gets their states, so arranged.
+    firsts: so many of the rows, the last ones, go to Pass.first, and to the head only if it is `head_at_firsts`.
+    """
+
+    rows: Tensor
+    firsts: int = 0
+    head_at_firsts: bool = False
+
+
+class Pass(NamedTuple):
+    """One forward pass.
+
+    reads: None: the head gets all states as they are. first: see Reads. trims: the last block computes no others than
+    those read, from where it computes each token by itself. same_dropout: it draws what another pass draws.
     """
 
     perturb: Perturb
     tap: Tap | None
-    rows: Tensor | None
-    firsts: Tensor | None
+    reads: Reads | None
     first: list[Tensor]
+    trims: bool
     same_dropout: bool
 
 

@@ -52,7 +52,7 @@ class CountingEngine(Passes):
         loss.backward()
 
     @contextmanager
-    def same_dropout(self, masks: bool = True) -> Iterator[None]:
+    def same_dropout(self, masks: bool = True, taps: bool = True) -> Iterator[None]:
         # The random state has contents, which the tensors here lack.
         yield
 

@@ -87,7 +87,7 @@ def ready(
 def both(engine: Engine, batch: Batch, attend: Attend, config: ASAConfig) -> Output:
     """A clean and an attacked pass over `batch` one after the other; if they draw their own dropout masks, as one."""
     if config.dropout == "shared":
-        with engine.same_dropout():
+        with engine.same_dropout(taps=False):
             return joined(engine.forward(batch), engine.forward(batch, Perturb(attend=attend)))
     return engine.forward(batch.twice(), Perturb(attend=attend, last=len(batch.pad_BL)))
 

@@ -62,7 +62,7 @@ class YOPO(Stateless):
         where = room(engine, batch)
         delta_RLD = begin(where, self.options)
         losses: list[Tensor] = []
-        with dropout(engine, self.options.dropout):
+        with dropout(engine, self.options.dropout, taps=True):
             for number in range(self.passes):
                 outputs: list[Tensor] = []
 

@@ -15,7 +15,7 @@ from asa.methods import METHODS, At, MethodsConfig
 from asa.signal import Pass, Perturb, Signal
 from tests.asa.conftest import gradients, tiny_batch, tiny_bert, tiny_engine, tiny_module
 
-NOW = Pass(Perturb(), None, None, None, [], False)
+NOW = Pass(Perturb(), None, None, [], False, False)
 
 
 @pytest.fixture(autouse=True)

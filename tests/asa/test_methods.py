@@ -63,6 +63,7 @@ LOUD = MethodsConfig(
     smart=SMARTConfig(radius=0.05, noise=0.05, step_size=0.02),
     alum=SmoothConfig(radius=0.05, noise=0.05, step_size=0.02),
     r3f=R3FConfig(noise=0.1),
+    vat=VATConfig(distance=0.1),  # at 1e-3 its direction is half made of rounding
     asa_sparse=ASASparseConfig(every=1),
     outside={"size": 0.1},
 )

@@ -15,14 +15,17 @@ LAYERS, WIDTH, VOCAB = 2, 64, 30522
 def by_hand(length: int) -> dict[str, int]:
     """Of ROWS rows. 2 FLOPs per multiply-add; a product costs as much again for each input that needs a gradient."""
     masked = round(0.15 * length)
-    linears = 3 * 2 * length * LAYERS * 12 * WIDTH**2  # query, key, value, output: 4; the two of the block: 8
+    read = masked + 1  # and [CLS]: ours computes no others after the last attention
+    # query, key, value, output: 4; the two of the block: 8
+    linears, left_out = (3 * 2 * tokens * WIDTH**2 for tokens in (length * LAYERS * 12, (length - read) * 9))
     attention = 3 * 2 * 2 * length**2 * WIDTH * LAYERS
     head = 3 * 2 * (WIDTH**2 + WIDTH * VOCAB)
     # The adversary's input is detached: one linear has a gradient in its weights, the scores in one factor. What it is
     # made of once: the product of two maps, and of each with the other's bias.
     adversary = LAYERS * ROWS * (2 * 2 * length * WIDTH**2 + 2 * 2 * length**2 * WIDTH)
     adversary += LAYERS * (3 * 2 * WIDTH**3 + 2 * 3 * 2 * WIDTH**2)
-    vanilla, stock = (ROWS * (linears + attention + n * head) for n in (masked, length))
+    vanilla = ROWS * (linears - left_out + attention + masked * head)
+    stock = ROWS * (linears + attention + length * head)
     return {VANILLA: vanilla, ASA: 2 * vanilla + adversary, STOCK: stock}
 
 
@@ -51,7 +54,7 @@ def test_bert_base_stays_within_its_bounds(
     ("count", "named"),
     [
         ({VANILLA: 100, ASA: 214, STOCK: 125}, "ASA/vanilla is 2.1400, above 2.08"),
-        ({VANILLA: 100, ASA: 207, STOCK: 120}, "vanilla/stock is 0.8333, above 0.83"),
+        ({VANILLA: 100, ASA: 207, STOCK: 120}, "vanilla/stock is 0.8333, above 0.79"),
     ],
 )
 def test_a_ratio_past_its_bound_is_failed_work(count: dict[str, int], named: str) -> None:

@@ -1,0 +1,203 @@
+"""Tokens that no head reads are left out after the last block's attention, and nothing else changes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertForSequenceClassification, PreTrainedModel
+
+from asa.adversary import ASAConfig
+from asa.attention import attach, perturbed
+from asa.batch import Kind
+from asa.families import FAMILIES
+from asa.hf import checkpoint_activations
+from asa.losses import task_loss
+from asa.methods import METHODS, At, MethodsConfig
+from asa.model import Output, TaskModel, reads_first
+from tests.asa.conftest import LENGTH, batch_for, gradients, tiny_bert, tiny_engine
+from tests.asa.encoders import EAGER_ONLY, LAYERS, tiny
+
+CHOICES = [name for name in FAMILIES if name not in ("deberta", "modernbert")]  # with a class of multiple choice
+EVERYWHERE: tuple[Kind, ...] = ("mlm", "classification", "regression")
+CHOICE: Kind = "choice"
+CASES = [*((name, kind) for name in FAMILIES for kind in EVERYWHERE), *((name, CHOICE) for name in CHOICES)]
+
+
+def last_block(model: PreTrainedModel) -> nn.Module:
+    family = FAMILIES[model.config.model_type]
+    return model.base_model.get_submodule(f"{family.layers}.{LAYERS - 1}")
+
+
+def seen(model: PreTrainedModel) -> list[int]:
+    """Tokens that have left the last block, pass by pass."""
+    counts: list[int] = []
+
+    def note(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        states: Tensor = output[0] if isinstance(output, tuple) else output
+        counts.append(states.shape[:-1].numel())
+
+    last_block(model).register_forward_hook(note)
+    return counts
+
+
+def trained(
+    name: str, kind: Kind, method: str, whole: bool, change: Callable[[PreTrainedModel], None] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[int]]:
+    """Terms and gradients of a step in fp64, and what left the last block."""
+    # Hugging Face's eager ModernBERT is not a number in fp64 where a window sees padding alone.
+    model = tiny(name, kind, "eager" if name in EAGER_ONLY else "sdpa").double()
+    counts = seen(model)
+    if change is not None:
+        change(model)
+    asa = ASAConfig() if METHODS[method](MethodsConfig()).uses_adversary else None
+    engine = tiny_engine(TaskModel(model, kind, asa))
+    engine.module.whole = whole
+    terms = METHODS[method](MethodsConfig()).backward(engine, batch_for(name, kind), At(0, 0))
+    return terms, gradients(engine.module), counts
+
+
+@pytest.mark.parametrize("method", ["vanilla", "asa"])
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_losses_and_gradients_are_those_of_whole_passes(name: str, kind: Kind, method: str) -> None:
+    (terms, found, counts), (slow_terms, slow, whole) = (trained(name, kind, method, how) for how in (False, True))
+    batch = batch_for(name, kind)
+    passes = 1 if method == "vanilla" else 2
+    rows = len(batch.pad_BL)
+    read = rows if batch.positions is None else rows + len(batch.positions)
+    assert whole == [passes * rows * LENGTH]
+    assert counts == [passes * (read if FAMILIES[name].tail else rows * LENGTH)]
+    assert terms.keys() == slow_terms.keys()
+    assert found.keys() == slow.keys()
+    tolerance = 1e-6 if name == "deberta" else 1e-10  # whose LayerNorm is in fp32, whatever it is given
+    for ours, theirs in ((terms, slow_terms), (found, slow)):
+        for key, value in ours.items():
+            torch.testing.assert_close(value, theirs[key], rtol=tolerance, atol=tolerance, msg=key)
+
+
+@pytest.mark.parametrize("sentence", ["hidden_softmax", "head"])
+def test_the_states_at_cls_are_those_of_a_whole_pass(sentence: Any) -> None:
+    outputs: list[Output] = []
+    for whole in (False, True):
+        module = TaskModel(tiny("bert").double(), "mlm", ASAConfig(sentence=sentence))
+        module.whole = whole
+        batch = batch_for("bert")
+        # Left padding moves [CLS].
+        batch.inputs["attention_mask"][1] = batch.inputs["attention_mask"][1].flip(0)
+        outputs.append(module(batch))
+    for field in ("logits", "cls_BD", "cls_logits"):
+        ours, theirs = (getattr(out, field) for out in outputs)
+        assert (ours is None) == (theirs is None) == (field == "cls_logits" and sentence != "head")
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["mlm", "classification"])
+def test_what_is_recomputed_is_left_out_again(kind: Kind) -> None:
+    plain = trained("bert", kind, "asa", whole=False)
+    again = trained("bert", kind, "asa", whole=False, change=checkpoint_activations)
+    assert again[2] == plain[2]
+    for key, value in plain[1].items():
+        torch.testing.assert_close(again[1][key], value, rtol=1e-10, atol=1e-12, msg=key)
+
+
+def test_a_pass_with_a_tap_is_whole() -> None:
+    module = TaskModel(tiny("bert"), "mlm")
+    counts, states = seen(module.model), []
+    batch = batch_for("bert")
+    module(batch, None, lambda block, h_BLD: states.append(h_BLD))
+    assert counts == [batch.pad_BL.numel()]
+    assert [tuple(state.shape[:2]) for state in states] == [tuple(batch.pad_BL.shape)] * (LAYERS + 1)
+
+
+@pytest.mark.parametrize("kind", ["mlm", "classification"])
+def test_passes_that_share_dropout_share_it_with_those_that_have_a_tap(kind: Kind) -> None:
+    engine, batch = tiny_engine(TaskModel(tiny("bert", kind, dropout=0.3), kind)), batch_for("bert", kind)
+    counts = seen(engine.module.model)
+    with engine.same_dropout():
+        plain, tapped = engine.forward(batch).logits, engine.forward(batch, None, lambda block, h_BLD: None).logits
+    assert torch.equal(plain, tapped)
+    with engine.same_dropout(taps=False):
+        one, other = engine.forward(batch).logits, engine.probe(batch).logits
+    assert torch.equal(one, other)
+    assert counts[0] == counts[1] == batch.pad_BL.numel() > counts[2] == counts[3]
+    engine.forward(batch)
+    assert counts[4] == counts[3]
+
+
+@pytest.mark.parametrize("method", ["freelb", "smart", "pgd", "r3f"])
+def test_methods_of_shared_dropout_leave_out_what_no_head_reads(method: str) -> None:
+    whole = len(batch_for("bert", "classification").pad_BL.flatten())
+    assert max(trained("bert", "classification", method, whole=False)[2]) < whole
+
+
+class MeanHead(BertForSequenceClassification):
+    """One's own head, which reads every token."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        found: Any = super().forward(*args, **kwargs | {"output_hidden_states": True})
+        found.logits = self.classifier(found.hidden_states[-1].mean(1))
+        return found
+
+
+class MeanPooler(nn.Module):
+    """One's own part in a head of Hugging Face's."""
+
+    def forward(self, hidden_BLD: Tensor) -> Tensor:
+        return hidden_BLD.mean(1)
+
+
+def own_class() -> PreTrainedModel:
+    shape: Any = tiny_bert("classification").config
+    torch.manual_seed(0)
+    return MeanHead(shape)
+
+
+def own_pooler() -> PreTrainedModel:
+    model: Any = tiny_bert("classification")
+    model.bert.pooler = MeanPooler()
+    return model
+
+
+ELSEWHERE = {
+    "a class of one's own": own_class,
+    "a part of one's own": own_pooler,
+    "ELECTRA's last token": lambda: tiny("electra", "choice", summary_type="last"),
+    "ELECTRA's mean": lambda: tiny("electra", "choice", summary_type="mean"),
+    "ModernBERT's mean": lambda: tiny("modernbert", "classification", classifier_pooling="mean"),
+    "chunks": lambda: tiny("bert", "classification", chunk_size_feed_forward=5),
+    "one block": lambda: tiny("deberta-v2", "classification", num_hidden_layers=1, conv_kernel_size=3),
+}
+
+
+@pytest.mark.parametrize("which", ELSEWHERE)
+def test_a_head_that_reads_other_tokens_gets_them(which: str) -> None:
+    model = ELSEWHERE[which]().eval()
+    kind: Kind = "choice" if "ELECTRA" in which else "classification"
+    batch = batch_for(str(model.config.model_type), kind)
+    plain = model(**batch.inputs).logits
+    torch.testing.assert_close(TaskModel(model, kind)(batch).logits, plain, rtol=0, atol=1e-6)
+    assert reads_first(model) == (which in ("chunks", "one block"))
+
+
+def test_a_model_of_several_classes_of_one_config_is_known_by_its_own() -> None:
+    assert reads_first(tiny("bert", "choice"))
+    assert reads_first(tiny("roberta", "classification"))
+    assert not reads_first(tiny("bert", "token"))
+    assert not reads_first(tiny("bert", "mlm"))
+
+
+def test_without_reads_a_pass_is_whole() -> None:
+    model, batch = tiny("bert"), batch_for("bert")
+    attach(model)
+    with perturbed(model):
+        assert model(**batch.inputs).logits.shape[:2] == batch.pad_BL.shape
+
+
+def test_rows_of_embeddings_are_read_whole() -> None:
+    module, batch = TaskModel(tiny("bert", "classification"), "classification"), batch_for("bert", "classification")
+    plain = task_loss(module(batch), batch)
+    words: nn.Module = module.model.get_input_embeddings()
+    batch.inputs["inputs_embeds"] = words(batch.inputs.pop("input_ids"))
+    torch.testing.assert_close(task_loss(module(batch), batch), plain)
