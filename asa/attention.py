@@ -121,15 +121,14 @@ def perturbed(
 
     Args: tap(n, h_BLD) sees what enters block n, and what leaves the last one as the input of a further block. reads
         says which final states the head gets (None: all); the last block computes no others after its attention,
-        unless the pass is to be `whole` or has a tap. same_dropout tells that the random state is that of another
-        pass, whose dropout this one is to repeat.
+        unless the pass is to be `whole` or its tap sees them. same_dropout tells that the random state is that of
+        another pass, whose dropout this one is to repeat.
     Raises: RequestError for a model that was not attached.
     """
     attached: _Attached | None = vars(model.base_model).get("_asa")
     if attached is None:
         raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
-    trims = attached.trims and reads is not None and tap is None and not whole
-    now = Pass(perturb or Perturb(), tap, reads, [], trims, same_dropout)
+    now = Pass(perturb or Perturb(), tap, reads, [], whole or not attached.trims, same_dropout)
     with attached.signal.during(now):
         yield now
 
@@ -176,8 +175,8 @@ def _take_last(signal: Signal, blocks: int, module: nn.Module, args: tuple[Any, 
     """Show the tap what leaves the last block. Leave the head only the rows asked for: over a vocabulary it costs as
     much as several layers."""
     now = signal.now
-    if now is not None and now.tap is not None:
-        now.tap(blocks, output.last_hidden_state)
+    if now is not None and now.final_tap is not None:
+        now.final_tap(blocks, output.last_hidden_state)
     if now is None or now.reads is None:
         return
     rows, firsts, head_at_firsts = now.reads

@@ -71,7 +71,8 @@ class Engine(Protocol):
         """Inside, every forward and probe draws the same dropout masks.
 
         Args: masks is False where no pass attacks attention, so that torch may take its fastest kernel in all of them;
-            taps is False where no pass has a tap, so that none computes tokens that no head reads.
+            taps is False where no pass has a tap that sees final states, so that none computes tokens that no head
+            reads.
         """
         ...
 

@@ -55,7 +55,7 @@ class TaskModel(nn.Module):
     """`model` is exported; `adversary` (None where the method needs none) is saved beside it."""
 
     same_dropout = False  # True while passes with and without masks are given the same random state
-    whole = False  # True while passes with and without a tap are: then none leaves anything out
+    whole = False  # True while passes with and without a tap of final states are: then none leaves anything out
 
     def __init__(self, model: "transformers.PreTrainedModel", kind: Kind, asa: ASAConfig | None = None) -> None:
         super().__init__()

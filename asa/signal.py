@@ -36,6 +36,16 @@ Tap = Callable[[int, Tensor], None]  # block from the bottom, from 0, and the BL
 
 
 @dataclass(frozen=True)
+class Below:
+    """A tap that sees what enters blocks and not what leaves the last one, which then may leave out tokens."""
+
+    tap: Tap
+
+    def __call__(self, block: int, h_BLD: Tensor) -> None:
+        self.tap(block, h_BLD)
+
+
+@dataclass(frozen=True)
 class Perturb:
     """What an adversary does to one forward pass.
 
@@ -66,16 +76,26 @@ class Reads(NamedTuple):
 class Pass(NamedTuple):
     """One forward pass.
 
-    reads: None: the head gets all states as they are. first: see Reads. trims: the last block computes no others than
-    those read, from where it computes each token by itself. same_dropout: it draws what another pass draws.
+    reads: None: the head gets all states as they are. first: see Reads. whole: the last block computes all tokens,
+    whatever is read. same_dropout: it draws what another pass draws.
     """
 
     perturb: Perturb
     tap: Tap | None
     reads: Reads | None
     first: list[Tensor]
-    trims: bool
+    whole: bool
     same_dropout: bool
+
+    @property
+    def final_tap(self) -> Tap | None:
+        """The tap, if it sees what leaves the last block."""
+        return None if isinstance(self.tap, Below) else self.tap
+
+    @property
+    def trims(self) -> bool:
+        """Whether the last block computes what is read alone, from where it computes each token by itself."""
+        return self.reads is not None and self.final_tap is None and not self.whole
 
 
 @dataclass

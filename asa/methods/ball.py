@@ -74,5 +74,5 @@ def climb(delta_RLD: Tensor, gradient_RLD: Tensor | None, where: Room, options: 
 
 def dropout(engine: Engine, mode: Dropout, masks: bool = False, taps: bool = False) -> AbstractContextManager[None]:
     """Inside, all passes have the same dropout masks (FreeLB, section 3.3), or each its own. Args: masks tells that
-    some of them attack attention, taps that some have a tap."""
+    some of them attack attention, taps that some have a tap of the final states."""
     return engine.same_dropout(masks, taps) if mode == "shared" else nullcontext()

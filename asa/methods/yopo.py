@@ -20,7 +20,7 @@ from asa.losses import task_loss
 from asa.methods.ball import BallConfig, Dropout, begin, climb, dropout, inside, room
 from asa.methods.base import At, Stateless
 from asa.perturb import Room, direction
-from asa.signal import Perturb
+from asa.signal import Below, Perturb
 
 # L length, D width, R sequences
 
@@ -62,7 +62,7 @@ class YOPO(Stateless):
         where = room(engine, batch)
         delta_RLD = begin(where, self.options)
         losses: list[Tensor] = []
-        with dropout(engine, self.options.dropout, taps=True):
+        with dropout(engine, self.options.dropout):
             for number in range(self.passes):
                 outputs: list[Tensor] = []
 
@@ -71,7 +71,7 @@ class YOPO(Stateless):
                         h_RLD.retain_grad()
                         outputs.append(h_RLD)
 
-                loss = task_loss(engine.forward(batch, Perturb(embed_BLD=delta_RLD), keep), batch)
+                loss = task_loss(engine.forward(batch, Perturb(embed_BLD=delta_RLD), Below(keep)), batch)
                 engine.backward(loss / self.passes)
                 losses.append(loss.detach())
                 if number + 1 < self.passes:
@@ -98,7 +98,7 @@ def first_block(engine: Engine, batch: Batch, delta_RLD: Tensor) -> Tensor:
             raise _Reached(h_RLD)
 
     try:
-        engine.probe(batch, Perturb(embed_BLD=delta_RLD), stop)
+        engine.probe(batch, Perturb(embed_BLD=delta_RLD), Below(stop))
     except _Reached as reached:
         return reached.h_RLD
     raise AssertionError("a model of two blocks passes none")

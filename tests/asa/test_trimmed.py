@@ -16,6 +16,7 @@ from asa.hf import checkpoint_activations
 from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import Output, TaskModel, reads_first
+from asa.signal import Below
 from tests.asa.conftest import LENGTH, batch_for, gradients, tiny_bert, tiny_engine
 from tests.asa.encoders import EAGER_ONLY, LAYERS, tiny
 
@@ -102,13 +103,16 @@ def test_what_is_recomputed_is_left_out_again(kind: Kind) -> None:
         torch.testing.assert_close(again[1][key], value, rtol=1e-10, atol=1e-12, msg=key)
 
 
-def test_a_pass_with_a_tap_is_whole() -> None:
+def test_a_pass_with_a_tap_of_final_states_is_whole() -> None:
     module = TaskModel(tiny("bert"), "mlm")
     counts, states = seen(module.model), []
     batch = batch_for("bert")
     module(batch, None, lambda block, h_BLD: states.append(h_BLD))
     assert counts == [batch.pad_BL.numel()]
     assert [tuple(state.shape[:2]) for state in states] == [tuple(batch.pad_BL.shape)] * (LAYERS + 1)
+    module(batch, None, Below(lambda block, h_BLD: states.append(h_BLD)))
+    assert counts[1] < counts[0]
+    assert len(states) == LAYERS + 1 + LAYERS  # not what leaves the last block
 
 
 @pytest.mark.parametrize("kind", ["mlm", "classification"])
@@ -126,10 +130,10 @@ def test_passes_that_share_dropout_share_it_with_those_that_have_a_tap(kind: Kin
     assert counts[4] == counts[3]
 
 
-@pytest.mark.parametrize("method", ["freelb", "smart", "pgd", "r3f"])
+@pytest.mark.parametrize("method", ["freelb", "smart", "pgd", "r3f", "yopo"])
 def test_methods_of_shared_dropout_leave_out_what_no_head_reads(method: str) -> None:
-    whole = len(batch_for("bert", "classification").pad_BL.flatten())
-    assert max(trained("bert", "classification", method, whole=False)[2]) < whole
+    batch = batch_for("bert", "classification")
+    assert set(trained("bert", "classification", method, whole=False)[2]) == {len(batch.pad_BL)}
 
 
 class MeanHead(BertForSequenceClassification):
