@@ -49,7 +49,7 @@ class CasesConfig(Recorded):
     fused (GPUs only: sdpa, and our kernels under an attack, which the three others go without; a step without
     adversaries, or whose passes share dropout, is one by sdpa). The twin has its own way and comes once."""
     precision: Annotated[tuple[Precision, ...], Field(min_length=1)] = ("fp32",)
-    """fp32: torch's own engine. bf16 and fp16 (GPUs only): our steps by DeepSpeed with weights in half precision, the
+    """fp32: torch's own engine. bf16, and on a GPU fp16: our steps by DeepSpeed with weights in half precision, the
     peers under autocast, as each has it."""
     zero: Zero = 2
     """DeepSpeed ZeRO stage of our steps in half precision, where 2 works in the place of 0 and 1."""
