@@ -14,7 +14,7 @@ from types import NoneType, TracebackType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict
@@ -340,11 +340,19 @@ def guard(work: Callable[[], None], quiet: bool = False) -> int:
     return 0
 
 
+class _Help(DefaultHelpFormatter):
+    """Help whose types are told in words, where not all values are listed anyway."""
+
+    def _get_type_str(self, action: Any) -> str | None:
+        hint = getattr(action, "_typehint", None) or action.type
+        return None if hint in (None, bool) or get_origin(hint) is Literal else _told(hint)
+
+
 class _Parser(ArgumentParser):
     """jsonargparse with one-line errors that name the nearest valid key, or what the key takes."""
 
     def __init__(self, *args: Any, cls: Any = None, positional: str = "", **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+        super().__init__(*args, allow_abbrev=False, formatter_class=_Help, **kwargs)
         self.cls, self.positional = cls, positional
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
@@ -355,9 +363,8 @@ class _Parser(ArgumentParser):
         if (added := re.search(r"unrecognized arguments: --([\w.]+)\+", line)) and added[1] in _sequences(self.cls):
             fail(f"--{added[1]}+ is no flag, a list is given whole; set --{added[1]} A,B")
         if unknown := _unknown_key(line):
-            known = field_names(self.cls)
-            hint = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
-            fail(f"unknown key {unknown!r}; {did_you_mean(hint)}valid keys: {', '.join(known)}")
+            hint = difflib.get_close_matches(unknown, field_names(self.cls), n=1, cutoff=0.5)
+            fail(f"unknown key {unknown!r}; {did_you_mean(hint)}--help lists all keys")
         if stray := re.search(r"unrecognized arguments: (\S+)", line):
             advice = f"give {self.positional} before the first flag" if self.positional else "see --help"
             fail(f"unexpected argument {stray[1]!r}; {advice}")

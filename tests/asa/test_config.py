@@ -70,6 +70,14 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
+def test_help_tells_types_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(Outer, ["--help"], "prog")
+    told = " ".join(capsys.readouterr().out.split())
+    assert "type: a number" in told
+    assert not re.search(r"Annotated|FieldInfo|Optional\[|<class|0x[0-9a-f]+", told)
+
+
 @pytest.mark.parametrize(
     ("flags", "wrong", "nearest"),
     [(["--cuont", "4"], "cuont", "count"), (["--inner.rat", "0.1"], "inner.rat", "inner.rate")],
