@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from asa.adversary import Adversaries, ASAConfig
 from asa.dropout import dropout
 from asa.errors import RequestError
-from asa.families import check_attention, family
+from asa.families import Family, check_attention, family
 from asa.signal import Pass, Perturb, Reads, Signal, Tap
+from asa.stock import stock
 
 # B rows, D width, L length
 
@@ -60,7 +61,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     for module in recomputed:
         _refuse_reentrant(module._gradient_checkpointing_func)
     detach(model)
-    signal = Signal()
+    signal, trims = Signal(), _trims(model, found)
     layers = list(model.base_model.get_submodule(found.layers).children())
     handles = [handle for n, block in enumerate(layers) for handle in seat(block, Seat(n, found, config, signal))]
     for n, block in enumerate(layers):
@@ -68,8 +69,6 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
     handles.append(model.base_model.register_forward_pre_hook(partial(_refuse_embeds, signal), with_kwargs=True))
     handles.append(model.base_model.register_forward_hook(partial(_take_last, signal, len(layers))))
-    # DeBERTa v2 may look beyond a token after its first block, and chunks of a length ask for a multiple of it.
-    trims = bool(found.tail) and len(layers) > 1 and not getattr(model.config, "chunk_size_feed_forward", 0)
     if trims:
         handles.append(layers[-1].get_submodule(found.tail).register_forward_pre_hook(partial(_trim, signal)))
     norm = model.base_model.get_submodule(found.norm)
@@ -85,6 +84,19 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     made = Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
     wide = model.dtype == torch.float64
     return made.to(model.device, torch.float64 if wide else None) if wide or model.device.type != "cpu" else made
+
+
+def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
+    """Whether the last block may leave out tokens: not where somebody's own parts might read them, where it is also the
+    first, to which DeBERTa v2 adds a convolution of all, or where chunks of a length ask for a multiple of it."""
+    chunks = getattr(model.config, "chunk_size_feed_forward", 0)
+    return bool(found.tail) and model.config.num_hidden_layers > 1 and not chunks and stock(model)
+
+
+def trimmed(model: "transformers.PreTrainedModel") -> bool:
+    """Whether the last block of an attached model leaves out tokens that no head reads."""
+    attached: _Attached = vars(model.base_model)["_asa"]
+    return attached.trims
 
 
 def detach(model: "transformers.PreTrainedModel") -> None:

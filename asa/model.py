@@ -10,10 +10,11 @@ import transformers
 from torch import Tensor, nn
 
 from asa.adversary import Adversaries, ASAConfig
-from asa.attention import attach, perturbed
+from asa.attention import attach, perturbed, trimmed
 from asa.batch import Batch, Kind
 from asa.families import FAMILIES
 from asa.signal import Perturb, Reads, Tap
+from asa.stock import around
 from asa.typed import fork_rng
 
 # B rows, C classes or choices, D width, L length, M masked positions, V vocabulary
@@ -64,17 +65,22 @@ class TaskModel(nn.Module):
         adversaries = attach(model, asa)
         self.adversary: Adversaries | None = adversaries if asa else None
         self.head_at_cls = asa is not None and asa.sentence == "head"
-        self._reads_first = reads_first(model)
+        self._layers = FAMILIES[model.config.model_type].layers
+        # A head that is replaced later may read anything.
+        self._head = around(model, self._layers) if reads_first(model) else None
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""
         if self.kind == "mlm":
             return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.whole, self.same_dropout)
-        reads = Reads(_starts(batch).unsqueeze(1)) if self._reads_first and "input_ids" in batch.inputs else None
-        with perturbed(self.model, perturb, tap, reads, self.whole, self.same_dropout):
+        with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout):
             if self.kind == "choice":
                 return Output(_among_answers(self.model, batch))
             return Output(self.model(**batch.inputs).logits)
+
+    def _reads(self, batch: Batch) -> Reads | None:
+        known = self._head is not None and self._head == around(self.model, self._layers)
+        return Reads(_starts(batch).unsqueeze(1)) if known and "input_ids" in batch.inputs else None
 
     def twin(self) -> "TaskModel":
         """Another model of the same shape without adversaries, in fp32 and evaluation mode; weights arbitrary.
@@ -98,20 +104,16 @@ def _tie_alike(model: nn.Module, twin: nn.Module) -> None:
 
 
 def reads_first(model: "transformers.PreTrainedModel") -> bool:
-    """Whether the model's head reads each row's first final state alone, as Hugging Face's for sequences do.
-
-    Only where model and parts are Hugging Face's and torch's: what somebody has written may read others.
-    """
+    """Whether the head of an attached model reads each row's first final state alone, as Hugging Face's for sequences
+    do, and the last block leaves out the others."""
     kinds: tuple[Any, ...] = (
         transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
         transformers.MODEL_FOR_MULTIPLE_CHOICE_MAPPING,
     )
-    if not any(type(model) is kind.get(type(model.config), None) for kind in kinds):
-        return False
-    # ELECTRA's head of multiple choice may read another token, or all; ModernBERT's the mean, and it has no tail.
-    if not FAMILIES[model.config.model_type].tail or getattr(model.config, "summary_type", "first") != "first":
-        return False
-    return all(type(part).__module__.startswith(("torch.", "transformers.")) for part in model.modules())
+    of_sequences = any(type(model) is kind.get(type(model.config), None) for kind in kinds)
+    # ELECTRA's head of multiple choice may read another token, or all.
+    elsewhere = any(getattr(part, "summary_type", "first") != "first" for part in model.modules())
+    return of_sequences and not elsewhere and trimmed(model)
 
 
 def _starts(batch: Batch) -> Tensor:

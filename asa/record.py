@@ -195,10 +195,10 @@ def processor() -> str:
 
 def environment() -> dict[str, str]:
     """What a reader needs to repeat a run."""
-    packages = ("torch", "transformers", "deepspeed", "datasets", "tokenizers", "scikit-learn", "scipy", "seqeval")
-    versions = {name: _version(name) for name in packages}
+    packages = ("torch", "triton", "transformers", "deepspeed", "datasets", "tokenizers", "scikit-learn", "scipy")
+    versions = {name: _version(name) for name in (*packages, "seqeval")}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
-    own = {"asa-pretrain": revision() or _version("asa-pretrain")}
+    own = {"asa-pretrain": revision() or _version("asa-pretrain"), "cuda": torch.version.cuda or "none"}
     return {"python": platform.python_version(), "device": device, "system": platform.platform(), **own, **versions}
 
 

@@ -110,7 +110,8 @@ def facts() -> str:
     found = environment()
     where = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     where += [f"{os.cpu_count()} cores ({processor()})", f"load {os.getloadavg()[1]:.1f}"]
-    versions = [f"{name} {found[name]}" for name in ("python", "torch", "transformers", "deepspeed")]
+    named = ["python", "torch", "transformers", "deepspeed", *(["cuda", "triton"] if torch.cuda.is_available() else [])]
+    versions = [f"{name} {found[name]}" for name in named]
     commit = [f"commit {made_by}"] if (made_by := revision()) else []
     return "; ".join([", ".join(where), ", ".join(versions + commit)])
 

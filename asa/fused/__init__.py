@@ -15,12 +15,19 @@ import torch
 from torch import Tensor
 
 from asa.adversary import ASAConfig
+from asa.errors import WorkError
 
 # B rows, D width, H heads, K width of one head, L length
 
 DEVICES = {"cuda"}  # empty: never fused; tests add "cpu", where Triton's interpreter runs the kernels
 DTYPES = {torch.float16, torch.bfloat16, torch.float32}
 FULL = ("out of memory", "ALLOC_FAILED")  # what torch, Triton and cuBLAS say of a GPU's memory
+LOST = (
+    "illegal memory access",
+    "misaligned address",
+    "unspecified launch failure",
+    "device-side assert",
+)  # its context
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
 
 
@@ -49,7 +56,8 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
 @cache
 def _works(device: torch.device, dtype: torch.dtype, head: int) -> bool:
     """Whether the kernels run here and are right, tried once per process. Triton wants a C compiler, Python's headers,
-    the driver's library and a folder for its cache. Raises: what comes of full memory, which says nothing of them."""
+    the driver's library and a folder for its cache. Raises: what comes of full memory, which says nothing of them;
+    WorkError where they have taken the GPU from this process, in which nothing runs on it any more."""
     from asa.fused.probe import fault
 
     try:
@@ -60,6 +68,10 @@ def _works(device: torch.device, dtype: torch.dtype, head: int) -> bool:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         if any(word in str(error) for word in FULL):
             raise
+        if any(word in str(error) for word in LOST):
+            raise WorkError(
+                f"Triton's kernels fail here ({why}); leave them out by asa.fused.DEVICES.clear()"
+            ) from error
         logging.getLogger(__name__).warning("Triton cannot run here, so attention is not fused: %s", why)
         return False
     if wrong:

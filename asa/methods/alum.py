@@ -23,7 +23,7 @@ class ALUM(Stateless):
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options = self.options
         start_RLD = noise(engine, batch, options) if options.weight else None
-        with dropout(engine, options.dropout):
+        with dropout(engine, options.dropout, taps=False):
             clean = engine.forward(batch)
             terms = {"task": task_loss(clean, batch)}
             if start_RLD is not None:

@@ -72,7 +72,7 @@ def climb(delta_RLD: Tensor, gradient_RLD: Tensor | None, where: Room, options: 
     return perturb.project(moved_RLD, where, options.ball, options.radius).requires_grad_()
 
 
-def dropout(engine: Engine, mode: Dropout, masks: bool = False, taps: bool = False) -> AbstractContextManager[None]:
+def dropout(engine: Engine, mode: Dropout, masks: bool = False, taps: bool = True) -> AbstractContextManager[None]:
     """Inside, all passes have the same dropout masks (FreeLB, section 3.3), or each its own. Args: masks tells that
-    some of them attack attention, taps that some have a tap of the final states."""
+    some of them attack attention, taps is False where none has a tap of the final states."""
     return engine.same_dropout(masks, taps) if mode == "shared" else nullcontext()

@@ -61,7 +61,7 @@ class CreAT(Stateless):
         options, where = self.options, room(engine, batch)
         noise_RLD = perturb.gaussian(where, options.start)
         delta_RLD = perturb.project(noise_RLD, where, options.ball, options.radius).requires_grad_()
-        with dropout(engine, options.dropout, taps=True):
+        with dropout(engine, options.dropout):
             states: list[Tensor] = []
             task = task_loss(engine.forward(batch, tap=_collect(states)), batch)
             clean_RLD = states[-1].detach()  # before the backward, in which checkpointing may call the tap again

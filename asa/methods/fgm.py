@@ -44,7 +44,7 @@ class FGM(Stateless):
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options, where = self.options, room(engine, batch)
         start_RLD = perturb.zeros(where).requires_grad_()
-        with dropout(engine, options.dropout):
+        with dropout(engine, options.dropout, taps=False):
             task = task_loss(engine.forward(batch, Perturb(embed_BLD=start_RLD)), batch)
             engine.backward(task)
             assert start_RLD.grad is not None

@@ -50,7 +50,7 @@ class FreeLB(Stateless):
         options, where = self.options, room(engine, batch)
         delta_RLD = begin(where, options)
         losses: list[Tensor] = []
-        with dropout(engine, options.dropout):
+        with dropout(engine, options.dropout, taps=False):
             for number in range(self.passes):
                 clean = options.clean_first and number == 0
                 loss = task_loss(engine.forward(batch, None if clean else Perturb(embed_BLD=delta_RLD)), batch)

@@ -37,7 +37,7 @@ class PGD(Stateless):
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options, where = self.options, room(engine, batch)
         delta_RLD = begin(where, options)
-        with dropout(engine, options.dropout):
+        with dropout(engine, options.dropout, taps=False):
             for _ in range(options.ascents):
                 reached = task_loss(engine.probe(batch, Perturb(embed_BLD=delta_RLD)), batch)
                 (gradient_RLD,) = engine.ascend(reached, (delta_RLD,))

@@ -42,7 +42,7 @@ class R3F(Stateless):
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         draw = perturb.uniform if self.options.distribution == "uniform" else perturb.gaussian
         noise_RLD = draw(room(engine, batch), self.options.noise)
-        with dropout(engine, self.options.dropout):
+        with dropout(engine, self.options.dropout, taps=False):
             clean, noisy = engine.forward(batch), engine.forward(batch, Perturb(embed_BLD=noise_RLD))
         task = task_loss(clean, batch)
         smooth = self.options.weight * apart(prediction(clean, batch), prediction(noisy, batch), batch)

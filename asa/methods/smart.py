@@ -53,7 +53,7 @@ class SMART(Stateless):
         terms: dict[str, Tensor] = {}
         guide = self._guide(engine, batch) if options.proximal else None
         start_RLD = noise(engine, batch, options) if options.weight else None
-        with dropout(engine, options.dropout):
+        with dropout(engine, options.dropout, taps=False):
             out = engine.forward(batch)
             terms["task"] = task_loss(out, batch)
             if start_RLD is not None:

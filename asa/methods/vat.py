@@ -49,7 +49,7 @@ class VAT(Stateless):
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         where = room(engine, batch)
         unit_RLD = perturb.direction(perturb.gaussian(where, 1.0), where, "l2")
-        with dropout(engine, self.options.dropout):
+        with dropout(engine, self.options.dropout, taps=False):
             out = engine.forward(batch)
             target = prediction(out, batch).detach()
             delta_RLD = self._steepest(engine, batch, target, unit_RLD) * self.options.radius

@@ -62,7 +62,7 @@ class YOPO(Stateless):
         where = room(engine, batch)
         delta_RLD = begin(where, self.options)
         losses: list[Tensor] = []
-        with dropout(engine, self.options.dropout):
+        with dropout(engine, self.options.dropout, taps=False):
             for number in range(self.passes):
                 outputs: list[Tensor] = []
 
@@ -98,7 +98,7 @@ def first_block(engine: Engine, batch: Batch, delta_RLD: Tensor) -> Tensor:
             raise _Reached(h_RLD)
 
     try:
-        engine.probe(batch, Perturb(embed_BLD=delta_RLD), Below(stop))
+        engine.probe(batch, Perturb(embed_BLD=delta_RLD), stop)
     except _Reached as reached:
         return reached.h_RLD
     raise AssertionError("a model of two blocks passes none")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo as dynamo
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
 from asa.adversary import ASAConfig
@@ -63,9 +64,15 @@ def test_gradients_with_checkpointing_equal_those_without(name: str, attention: 
 def count_forwards(model: PreTrainedModel, name: str) -> Callable[[], int]:
     """How often the bottom layer's attention ran: what is recomputed counts twice."""
     block = next(iter(model.base_model.get_submodule(FAMILIES[name].layers).children()))
-    calls: list[int] = []
-    block.get_submodule(FAMILIES[name].attention).register_forward_pre_hook(lambda *_: calls.append(1))
-    return lambda: len(calls)
+    attention, calls = block.get_submodule(FAMILIES[name].attention), list[nn.Module]()
+    # Not on the module: one that somebody's hooks are on leaves nothing out.
+    hook = register_module_forward_pre_hook(lambda module, args: calls.append(module))
+
+    def counted() -> int:
+        hook.remove()
+        return sum(module is attention for module in calls)
+
+    return counted
 
 
 def switch_off(model: PreTrainedModel) -> None:

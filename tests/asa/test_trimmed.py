@@ -17,7 +17,7 @@ from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import Output, TaskModel, reads_first
 from asa.signal import Below
-from tests.asa.conftest import LENGTH, batch_for, gradients, tiny_bert, tiny_engine
+from tests.asa.conftest import LENGTH, WIDTH, batch_for, gradients, tiny_bert, tiny_engine
 from tests.asa.encoders import EAGER_ONLY, LAYERS, tiny
 
 CHOICES = [name for name in FAMILIES if name not in ("deberta", "modernbert")]  # with a class of multiple choice
@@ -49,11 +49,11 @@ def trained(
     """Terms and gradients of a step in fp64, and what left the last block."""
     # Hugging Face's eager ModernBERT is not a number in fp64 where a window sees padding alone.
     model = tiny(name, kind, "eager" if name in EAGER_ONLY else "sdpa").double()
-    counts = seen(model)
     if change is not None:
         change(model)
     asa = ASAConfig() if METHODS[method](MethodsConfig()).uses_adversary else None
     engine = tiny_engine(TaskModel(model, kind, asa))
+    counts = seen(model)
     engine.module.whole = whole
     terms = METHODS[method](MethodsConfig()).backward(engine, batch_for(name, kind), At(0, 0))
     return terms, gradients(engine.module), counts
@@ -122,12 +122,11 @@ def test_passes_that_share_dropout_share_it_with_those_that_have_a_tap(kind: Kin
     with engine.same_dropout():
         plain, tapped = engine.forward(batch).logits, engine.forward(batch, None, lambda block, h_BLD: None).logits
     assert torch.equal(plain, tapped)
+    engine.forward(batch)
     with engine.same_dropout(taps=False):
         one, other = engine.forward(batch).logits, engine.probe(batch).logits
     assert torch.equal(one, other)
-    assert counts[0] == counts[1] == batch.pad_BL.numel() > counts[2] == counts[3]
-    engine.forward(batch)
-    assert counts[4] == counts[3]
+    assert counts[0] == counts[1] == batch.pad_BL.numel() > counts[2] == counts[3] == counts[4]
 
 
 @pytest.mark.parametrize("method", ["freelb", "smart", "pgd", "r3f", "yopo"])
@@ -164,7 +163,73 @@ def own_pooler() -> PreTrainedModel:
     return model
 
 
+def own_layer(name: str) -> PreTrainedModel:
+    model: Any = tiny(name, "classification")
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, dim_feedforward=8, batch_first=True)
+    if name == "bert":
+        model.bert.pooler = nn.Sequential(layer, model.bert.pooler)
+    else:
+        model.classifier = nn.Sequential(layer, model.classifier)
+    return model
+
+
+def own_forward() -> PreTrainedModel:
+    model: Any = tiny_bert("classification")
+    pooler = model.bert.pooler
+    pooler.forward = lambda hidden_BLD: pooler.activation(pooler.dense(hidden_BLD.mean(1)))
+    return model
+
+
+def own_hook() -> PreTrainedModel:
+    model: Any = tiny_bert("classification")
+    model.bert.pooler.register_forward_hook(lambda module, args, output: args[0].mean(1))
+    return model
+
+
+def own_summary() -> PreTrainedModel:
+    model: Any = tiny("electra", "choice")
+    model.sequence_summary.summary_type = "mean"
+    return model
+
+
+def own_block(kind: Kind) -> PreTrainedModel:
+    model: Any = tiny_bert(kind)
+    blocks = model.bert.encoder.layer
+    blocks[-1].output = Mixing(blocks[-1].output)
+    return model
+
+
+class Mixing(nn.Module):
+    """One's own adapter, in which tokens meet."""
+
+    def __init__(self, output: nn.Module) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, *args: Tensor) -> Tensor:
+        states_BLD = self.output(*args)
+        return states_BLD - states_BLD.mean(1, keepdim=True)
+
+
+def own_centre(kind: Kind) -> PreTrainedModel:
+    model: Any = tiny_bert(kind)
+
+    def centre(encoder: nn.Module, args: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state - output.last_hidden_state.mean(1, keepdim=True)
+        return output
+
+    model.bert.encoder.register_forward_hook(centre)
+    return model
+
+
 ELSEWHERE = {
+    "torch's layer before the pooler": lambda: own_layer("bert"),
+    "torch's layer before the head": lambda: own_layer("roberta"),
+    "a forward of one's own": own_forward,
+    "a hook": own_hook,
+    "ELECTRA's mean, set by hand": own_summary,
+    "an adapter": lambda: own_block("classification"),
+    "a hook on the encoder": lambda: own_centre("classification"),
     "a class of one's own": own_class,
     "a part of one's own": own_pooler,
     "ELECTRA's last token": lambda: tiny("electra", "choice", summary_type="last"),
@@ -182,14 +247,44 @@ def test_a_head_that_reads_other_tokens_gets_them(which: str) -> None:
     batch = batch_for(str(model.config.model_type), kind)
     plain = model(**batch.inputs).logits
     torch.testing.assert_close(TaskModel(model, kind)(batch).logits, plain, rtol=0, atol=1e-6)
-    assert reads_first(model) == (which in ("chunks", "one block"))
+    assert not reads_first(model)
 
 
-def test_a_model_of_several_classes_of_one_config_is_known_by_its_own() -> None:
-    assert reads_first(tiny("bert", "choice"))
-    assert reads_first(tiny("roberta", "classification"))
-    assert not reads_first(tiny("bert", "token"))
-    assert not reads_first(tiny("bert", "mlm"))
+def test_a_head_that_is_replaced_later_gets_all_tokens() -> None:
+    model: Any = tiny_bert("classification").eval()
+    module, batch = TaskModel(model, "classification"), batch_for("bert", "classification")
+    before = module(batch).logits
+    model.bert.pooler = MeanPooler()
+    after = module(batch).logits
+    torch.testing.assert_close(after, model(**batch.inputs).logits, rtol=0, atol=1e-6)
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: own_block("mlm"),
+        lambda: own_centre("mlm"),
+        lambda: tiny("deberta-v2", num_hidden_layers=1, conv_kernel_size=3),
+        lambda: tiny("bert", chunk_size_feed_forward=5),
+    ],
+    ids=["an adapter", "a hook on the encoder", "one block", "chunks"],
+)
+def test_a_masked_lm_whose_tokens_meet_after_the_last_attention_is_whole(build: Callable[[], PreTrainedModel]) -> None:
+    model = build().eval()
+    batch = batch_for(str(model.config.model_type))
+    plain = model(**batch.inputs).logits.flatten(0, 1)[batch.positions]
+    torch.testing.assert_close(TaskModel(model, "mlm")(batch).logits, plain, rtol=0, atol=1e-5)
+
+
+def test_whose_head_reads_the_first_token_is_known_by_its_class() -> None:
+    sequences, others = (
+        (tiny("bert", "choice"), tiny("roberta", "classification")),
+        (tiny("bert", "token"), tiny("bert")),
+    )
+    for model in (*sequences, *others):
+        attach(model)
+        assert reads_first(model) == (model in sequences)
 
 
 def test_without_reads_a_pass_is_whole() -> None:

@@ -1,5 +1,6 @@
 """Where attention is fused, and that nothing needs Triton where it is not."""
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 from asa import fused
 from asa.adversary import ASAConfig
+from asa.errors import WorkError
 from asa.fused.probe import fault
 from asa.methods import METHODS, At, MethodsConfig
 from tests.asa.conftest import tiny_batch, tiny_engine, tiny_module
@@ -123,8 +125,17 @@ def test_another_dropout_in_the_backward_pass_is_noticed(monkeypatch: pytest.Mon
     assert "with dropout 0.5" in (fault(HERE, torch.float16, 128) or "")
 
 
-@pytest.mark.parametrize("why", ["CUDA out of memory. Tried to", "Triton Error [CUDA]: out of memory"])
-def test_full_memory_says_nothing_of_the_kernels(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("why", "raised"),
+    [
+        ("CUDA out of memory. Tried to", RuntimeError),
+        ("Triton Error [CUDA]: out of memory", RuntimeError),
+        ("Triton Error [CUDA]: an illegal memory access was encountered", WorkError),
+    ],
+)
+def test_full_memory_says_nothing_of_the_kernels_and_a_lost_gpu_ends_the_run(
+    why: str, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     launch = pytest.importorskip("asa.fused.launch")
 
     def pack(*args: Any) -> None:
@@ -132,7 +143,7 @@ def test_full_memory_says_nothing_of_the_kernels(why: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(launch, "pack", pack)
     fused._works.cache_clear()
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(raised, match=re.escape(why)):
         fused.supported(ASAConfig(), HERE, torch.float16, SHAPE)
 
 
