@@ -73,7 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     BertConfig(**sizes).save_pretrained(folder / "arch")
     asked = {"task": {"folder": write_task(folder / "task")}, "models": {"tiny": write_model(folder / "tiny")}}
-    asked |= {"methods": ["vanilla"], "seeds": [0, 1], "length": 16, "batch": 8, "epochs": 8, "optim": {"lr": 0.01}}
+    asked |= {"methods": ["vanilla"], "seeds": [0, 1], "length": 16, "batch": 8, "epochs": 24, "optim": {"lr": 0.01}}
     sweep({**asked, "save_model": True, "out": folder / "runs"})
     return folder
 
