@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType, TracebackType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import TracebackType
+from typing import Any, Literal, NoReturn, TypeVar, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
@@ -19,38 +19,12 @@ from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict
 from asa.errors import RequestError, WorkError
+from keys import Loader, Misread, entry, keys_of, refuse_nested, sequences, told, type_of
 from streams import Lasting, lasting_output
 
 T = TypeVar("T")
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
-
-class _Misread(ValueError):
-    """What YAML would read otherwise than it looks."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without what would be read otherwise than it looks: a key given twice, 010 for 8, 1:30 for 90."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        before = set[str]()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in before:
-                raise _Misread(f"line {key.start_mark.line + 1}: key {key.value!r} a second time")
-            before.add(key.value)
-        return node
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        number = super().construct_yaml_int(node)
-        if ":" in node.value or re.match(r"[-+]?0[\d_]", node.value):
-            line = node.start_mark.line + 1
-            raise _Misread(f"line {line}: {node.value} would be {number}; write {number}, or {node.value!r}")
-        return number
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def _path(given: Any) -> Path:
@@ -110,7 +84,7 @@ def given(
         " configs/method/freelb.yaml:mnli. May be given again: each adds its keys.",
     )
     parser.add_class_arguments(cls)
-    lists = _sequences(cls)
+    lists = sequences(cls)
     for action in parser._actions:  # for paths it would offer a file that lists them, which _bracketed rules out
         action.metavar = "[ITEM,...]" if action.dest in lists else action.metavar
     printing = any(part.partition("=")[0] == "--print_config" for part in arguments)  # and then the program ends
@@ -137,9 +111,9 @@ def _named(cls: Any, argv: list[str], positional: str) -> list[str]:
     given, rest = argv[:count], argv[count:]
     if not given:
         return rest
-    if not positional or (len(given) > 1 and positional not in _sequences(cls)):
+    if not positional or (len(given) > 1 and positional not in sequences(cls)):
         raise RequestError(f"unexpected argument {given[-1]!r}; see --help")
-    return [f"--{positional}", json.dumps(given) if positional in _sequences(cls) else given[0], *rest]
+    return [f"--{positional}", json.dumps(given) if positional in sequences(cls) else given[0], *rest]
 
 
 def _with_entries(argv: list[str]) -> list[str]:
@@ -154,41 +128,13 @@ def _with_entries(argv: list[str]) -> list[str]:
         if colon and file.endswith(".yaml"):
             split[index] = json.dumps(entry(Path(file), name), default=str)  # a date is YAML's reading of a name
         elif os.path.isfile(split[index]):
-            _keys(Path(split[index]))  # a wrong one would be a traceback of the parser's
+            keys_of(Path(split[index]))  # a wrong one would be a traceback of the parser's
     return split
-
-
-def entry(file: Path, name: str) -> dict[str, Any]:
-    """The keys in an entry of a YAML file. Raises RequestError, which names the entries (or files) there are."""
-    if not file.is_file():
-        beside = ", ".join(str(path) for path in sorted(file.parent.glob("*.yaml"))) or "none"
-        raise RequestError(f"no file {file}; set --config to FILE:ENTRY; files there: {beside}")
-    entries = {key: value for key, value in _keys(file).items() if isinstance(value, dict)}
-    if not entries:
-        raise RequestError(f"{file} has no entries, only keys of one request; set --config {file}")
-    if name not in entries:
-        hint = did_you_mean(difflib.get_close_matches(name, entries, n=1))
-        raise RequestError(f"{file} has no entry {name!r}; {hint}set --config {file}: and one of {', '.join(entries)}")
-    return entries[name]
-
-
-def _keys(file: Path) -> dict[str, Any]:
-    """What a YAML file holds. Raises RequestError where that is not keys with their values."""
-    try:
-        read = yaml.load(file.read_bytes().decode(), Loader=_Loader)
-    except (ValueError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
-        raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config") from None
-    if not isinstance(read, dict):
-        why = "it is empty" if read is None else f"it holds a {type(read).__name__}"
-        raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config")
-    _refuse_nested(file, read)
-    return read
 
 
 def _bracketed(cls: Any, argv: list[str]) -> list[str]:
     """Lists as YAML: `--seeds 0,1` as [0,1], and a lone path as a list, not as a file that lists paths."""
-    flags = {f"--{name}": element for name, element in _sequences(cls).items()}
+    flags = {f"--{name}": element for name, element in sequences(cls).items()}
     _refuse_repeated(argv, flags)
     split = [piece for part in argv for piece in (part.split("=", 1) if part.partition("=")[0] in flags else [part])]
     for index in range(1, len(split)):
@@ -211,31 +157,25 @@ def _refuse_repeated(argv: list[str], flags: Collection[str]) -> None:
 
 
 def _refuse_sixties(cls: Any, argv: list[str]) -> None:
-    """Ends the program for a number as YAML 1.1 has hours and minutes, 1:30 for 90, which _Loader refuses in files."""
+    """Ends the program for a number as YAML 1.1 has hours and minutes, 1:30 for 90, which Loader refuses in files."""
     for flag, value in _pairs(argv):
-        hint = _hint(cls, flag.removeprefix("--")) if re.search(r"\d:\d", value) else None
-        if hint is not None and "number" in (allowed := _told(hint)):
+        hint = type_of(cls, flag.removeprefix("--")) if re.search(r"\d:\d", value) else None
+        if hint is not None and "number" in (allowed := told(hint)):
             fail(f"{flag[2:]} = {value}: allowed: {allowed}; set {flag}")
 
 
 def _refuse_misread(cls: Any, argv: list[str]) -> None:
-    """Ends the program for a list or keys, in a flag or in a group's file, that _Loader refuses in files."""
+    """Ends the program for a list or keys, in a flag or in a group's file, that Loader refuses in files."""
     for flag, value in _pairs(argv):
-        hint = _hint(cls, flag.removeprefix("--"))
+        hint = type_of(cls, flag.removeprefix("--"))
         if is_dataclass(hint) and os.path.isfile(value):  # no error for text that is too long for a name
-            _keys(Path(value))
-        elif flag == "--config" or is_dataclass(hint) or get_origin(hint) is dict or flag[2:] in _sequences(cls):
+            keys_of(Path(value))
+        elif flag == "--config" or is_dataclass(hint) or get_origin(hint) is dict or flag[2:] in sequences(cls):
             try:
                 with suppress(yaml.YAMLError):  # which the parser tells of
-                    _refuse_nested(value, yaml.load(value, Loader=_Loader))
-            except _Misread as error:
+                    refuse_nested(value, yaml.load(value, Loader=Loader))
+            except Misread as error:
                 fail(f"{flag[2:]} = {value}: {str(error).removeprefix('line 1: ')}; set {flag}")
-
-
-def _refuse_nested(name: object, read: Any) -> None:
-    """Raises RequestError for keys that send the parser on to another file, which nobody has checked."""
-    if isinstance(read, dict) and "config" in read:
-        raise RequestError(f"{name} has the key 'config', which is the command line's; give --config once more instead")
 
 
 def _pairs(argv: list[str]) -> Iterator[tuple[str, str]]:
@@ -267,19 +207,6 @@ def _as_list(value: str, element: Any) -> str:
     if element is Path:
         return json.dumps([value])
     return json.dumps([part.strip() for part in value.split(",")]) if element is str else f"[{value}]"
-
-
-def _sequences(cls: Any) -> dict[str, Any]:
-    """The fields of a config class and of those inside it that hold a list or tuple, with the type of an element."""
-    found = {}
-    for name, hint in get_type_hints(cls).items():
-        if get_origin(hint) in (Union, UnionType):
-            hint = next((part for part in get_args(hint) if get_origin(part) in (list, tuple)), hint)
-        if get_origin(hint) in (list, tuple):
-            found[name] = get_args(hint)[0]
-        elif is_dataclass(hint):
-            found |= {f"{name}.{inner}": element for inner, element in _sequences(hint).items()}
-    return found
 
 
 def main(
@@ -345,7 +272,7 @@ class _Help(DefaultHelpFormatter):
 
     def _get_type_str(self, action: Any) -> str | None:
         hint = getattr(action, "_typehint", None) or action.type
-        return None if hint in (None, bool) or get_origin(hint) is Literal else _told(hint)
+        return None if hint in (None, bool) or get_origin(hint) is Literal else told(hint)
 
 
 class _Parser(ArgumentParser):
@@ -360,7 +287,7 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         line = " ".join(message.split())
-        if (added := re.search(r"unrecognized arguments: --([\w.]+)\+", line)) and added[1] in _sequences(self.cls):
+        if (added := re.search(r"unrecognized arguments: --([\w.]+)\+", line)) and added[1] in sequences(self.cls):
             fail(f"--{added[1]}+ is no flag, a list is given whole; set --{added[1]} A,B")
         if unknown := _unknown_key(line):
             hint = difflib.get_close_matches(unknown, field_names(self.cls), n=1, cutoff=0.5)
@@ -375,38 +302,14 @@ def _with_flag(cls: Any, message: str) -> str:
     """jsonargparse's message; where it is on a value that a key does not take, in our words and with the flag."""
     last = r'.*Parser key "([\w.]+)":(.*)(?:(?:Got|Given) value:|Unable to load config) ?(.*)'  # the innermost one
     found = re.match(last, message, re.DOTALL)
-    hint = _hint(cls, found[1]) if found else None
+    hint = type_of(cls, found[1]) if found else None
     if found is None or hint is None:
         return re.sub(r'^Parser key "([\w.]+)": (.*)', r"\1: \2; set --\1", " ".join(message.split()))
     own = re.search(r"validation errors? for [^\n]*\n(.*?) \[type=", found[2], re.DOTALL)  # a validator's of ours
-    why = own[1].strip().removeprefix("Value error, ") if own else f"allowed: {_told(hint)}"
+    why = own[1].strip().removeprefix("Value error, ") if own else f"allowed: {told(hint)}"
     flag = found[1] + (".KEY" if is_dataclass(hint) else ".NAME" if get_origin(hint) is dict else "")
     value = found[3].strip('"') or "''"
     return f"{found[1]} = {value}: {why}; set --{flag}"
-
-
-def _hint(cls: Any, key: str) -> Any:
-    """The type of a dotted key; None where the class has no such key."""
-    for name in key.split("."):
-        cls = get_type_hints(cls).get(name) if is_dataclass(cls) else None
-    return cls
-
-
-def _told(hint: Any) -> str:
-    """A type as one says it to those who write no Python."""
-    inner = get_args(hint)
-    if get_origin(hint) is Literal:
-        return ", ".join(map(str, inner))
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_told(part) for part in inner)
-    if get_origin(hint) is Annotated:
-        return _told(inner[0])
-    if get_origin(hint) in (list, tuple):
-        return f"{_told(inner[0])}, or several with commas"
-    if get_origin(hint) is dict:
-        return f"names, each with {_told(inner[1])}"
-    names = {bool: "true, false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
-    return {**names, NoneType: "null"}.get(hint, "keys with their values")
 
 
 def _unknown_key(line: str) -> str:

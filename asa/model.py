@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from asa.adversary import Adversaries, ASAConfig
 from asa.attention import attach, perturbed, trimmed
 from asa.batch import Batch, Kind
-from asa.families import FAMILIES
 from asa.signal import Perturb, Reads, Tap
 from asa.stock import around
 from asa.typed import fork_rng
@@ -65,9 +64,8 @@ class TaskModel(nn.Module):
         adversaries = attach(model, asa)
         self.adversary: Adversaries | None = adversaries if asa else None
         self.head_at_cls = asa is not None and asa.sentence == "head"
-        self._layers = FAMILIES[model.config.model_type].layers
         # A head that is replaced later may read anything.
-        self._head = around(model, self._layers) if reads_first(model) else None
+        self._head = around(model) if reads_first(model) else None
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""
@@ -79,7 +77,7 @@ class TaskModel(nn.Module):
             return Output(self.model(**batch.inputs).logits)
 
     def _reads(self, batch: Batch) -> Reads | None:
-        known = self._head is not None and self._head == around(self.model, self._layers)
+        known = self._head is not None and self._head == around(self.model)
         return Reads(_starts(batch).unsqueeze(1)) if known and "input_ids" in batch.inputs else None
 
     def twin(self) -> "TaskModel":

@@ -7,6 +7,8 @@ import torch
 import transformers
 from torch import nn
 
+from asa.families import FAMILIES
+
 
 def stock(model: "transformers.PreTrainedModel") -> bool:
     """Whether class and parts are Hugging Face's, with nobody's forward or hook among them. Costs milliseconds.
@@ -37,10 +39,9 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from model.named_modules()  # pyright: ignore[reportUnknownMemberType]  # has types in part
 
 
-def around(model: "transformers.PreTrainedModel", layers: str) -> list[type]:
-    """The classes of what is not among the blocks, by which a head that was replaced is seen. Args: layers, the path of
-    the blocks in the base model."""
-    base, blocks = model.base_model, layers.partition(".")[0]
+def around(model: "transformers.PreTrainedModel") -> list[type]:
+    """The classes of what is not among a known family's blocks, by which a head that was replaced is seen."""
+    base, blocks = model.base_model, FAMILIES[model.config.model_type].layers.partition(".")[0]
     parts = [part for part in model.children() if part is not base]
     parts += [part for name, part in base.named_children() if name != blocks]
     return [type(inner) for part in parts for _, inner in _parts(part)]

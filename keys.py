@@ -1,0 +1,111 @@
+"""The keys of a request: read from YAML that looks like what it means, and their types, also in words."""
+
+import difflib
+import re
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from asa.config import did_you_mean
+from asa.errors import RequestError
+
+
+class Misread(ValueError):
+    """What YAML would read otherwise than it looks."""
+
+
+class Loader(yaml.SafeLoader):
+    """YAML without what would be read otherwise than it looks: a key given twice, 010 for 8, 1:30 for 90."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        before = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in before:
+                raise Misread(f"line {key.start_mark.line + 1}: key {key.value!r} a second time")
+            before.add(key.value)
+        return node
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        number = super().construct_yaml_int(node)
+        if ":" in node.value or re.match(r"[-+]?0[\d_]", node.value):
+            line = node.start_mark.line + 1
+            raise Misread(f"line {line}: {node.value} would be {number}; write {number}, or {node.value!r}")
+        return number
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+
+
+def entry(file: Path, name: str) -> dict[str, Any]:
+    """The keys in an entry of a YAML file. Raises RequestError, which names the entries (or files) there are."""
+    if not file.is_file():
+        beside = ", ".join(str(path) for path in sorted(file.parent.glob("*.yaml"))) or "none"
+        raise RequestError(f"no file {file}; set --config to FILE:ENTRY; files there: {beside}")
+    entries = {key: value for key, value in keys_of(file).items() if isinstance(value, dict)}
+    if not entries:
+        raise RequestError(f"{file} has no entries, only keys of one request; set --config {file}")
+    if name not in entries:
+        hint = did_you_mean(difflib.get_close_matches(name, entries, n=1))
+        raise RequestError(f"{file} has no entry {name!r}; {hint}set --config {file}: and one of {', '.join(entries)}")
+    return entries[name]
+
+
+def keys_of(file: Path) -> dict[str, Any]:
+    """What a YAML file holds. Raises RequestError where that is not keys with their values."""
+    try:
+        read = yaml.load(file.read_bytes().decode(), Loader=Loader)
+    except (ValueError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config") from None
+    if not isinstance(read, dict):
+        why = "it is empty" if read is None else f"it holds a {type(read).__name__}"
+        raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config")
+    refuse_nested(file, read)
+    return read
+
+
+def refuse_nested(name: object, read: Any) -> None:
+    """Raises RequestError for keys that send the parser on to another file, which nobody has checked."""
+    if isinstance(read, dict) and "config" in read:
+        raise RequestError(f"{name} has the key 'config', which is the command line's; give --config once more instead")
+
+
+def sequences(cls: Any) -> dict[str, Any]:
+    """The fields of a config class and of those inside it that hold a list or tuple, with the type of an element."""
+    found = {}
+    for name, hint in get_type_hints(cls).items():
+        if get_origin(hint) in (Union, UnionType):
+            hint = next((part for part in get_args(hint) if get_origin(part) in (list, tuple)), hint)
+        if get_origin(hint) in (list, tuple):
+            found[name] = get_args(hint)[0]
+        elif is_dataclass(hint):
+            found |= {f"{name}.{inner}": element for inner, element in sequences(hint).items()}
+    return found
+
+
+def type_of(cls: Any, key: str) -> Any:
+    """The type of a dotted key; None where the class has no such key."""
+    for name in key.split("."):
+        cls = get_type_hints(cls).get(name) if is_dataclass(cls) else None
+    return cls
+
+
+def told(hint: Any) -> str:
+    """A type as one says it to those who write no Python."""
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, inner))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(told(part) for part in inner)
+    if get_origin(hint) is Annotated:
+        return told(inner[0])
+    if get_origin(hint) in (list, tuple):
+        return f"{told(inner[0])}, or several with commas"
+    if get_origin(hint) is dict:
+        return f"names, each with {told(inner[1])}"
+    names = {bool: "true, false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+    return {**names, NoneType: "null"}.get(hint, "keys with their values")
