@@ -30,10 +30,12 @@ from asa.stock import stock
 
 class _Attached(NamedTuple):
     """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. trims:
-    the last block can leave out tokens that no head reads."""
+    the last block can leave out tokens that no head reads. masks: nobody but Hugging Face's code reads the padding
+    mask."""
 
     signal: Signal
     trims: bool
+    masks: bool
     handles: list[Any]
     owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
@@ -61,13 +63,16 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     for module in recomputed:
         _refuse_reentrant(module._gradient_checkpointing_func)
     detach(model)
-    signal, trims = Signal(), _trims(model, found)
+    signal, own = Signal(), stock(model)
+    trims, masks = own and _trims(model, found), own and not found.score_method
     layers = list(model.base_model.get_submodule(found.layers).children())
     handles = [handle for n, block in enumerate(layers) for handle in seat(block, Seat(n, found, config, signal))]
     for n, block in enumerate(layers):
         handles.append(block.register_forward_pre_hook(partial(_tap, signal, n), with_kwargs=True))
     handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
     handles.append(model.base_model.register_forward_pre_hook(partial(_refuse_embeds, signal), with_kwargs=True))
+    if masks:
+        handles.append(model.base_model.register_forward_pre_hook(partial(_give_mask, signal, model), with_kwargs=True))
     handles.append(model.base_model.register_forward_hook(partial(_take_last, signal, len(layers))))
     if trims:
         handles.append(layers[-1].get_submodule(found.tail).register_forward_pre_hook(partial(_trim, signal)))
@@ -77,7 +82,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     forwards = [(module, forward, vars(module).get("forward")) for module, forward in ours]
     for module, forward in ours:
         vars(module)["forward"] = forward
-    vars(model.base_model)["_asa"] = _Attached(signal, trims, handles, model, forwards)
+    vars(model.base_model)["_asa"] = _Attached(signal, trims, masks, handles, model, forwards)
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in recomputed:
         module._gradient_checkpointing_func = _Recalling(module._gradient_checkpointing_func, signal)
@@ -87,10 +92,10 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
 
 
 def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
-    """Whether the last block may leave out tokens: not where somebody's own parts might read them, where it is also the
-    first, to which DeBERTa v2 adds a convolution of all, or where chunks of a length ask for a multiple of it."""
+    """Whether the last block of a stock model may leave out tokens: not where it is also the first, to which DeBERTa v2
+    adds a convolution of all, or where chunks of a length ask for a multiple of it."""
     chunks = getattr(model.config, "chunk_size_feed_forward", 0)
-    return bool(found.tail) and model.config.num_hidden_layers > 1 and not chunks and stock(model)
+    return bool(found.tail) and model.config.num_hidden_layers > 1 and not chunks
 
 
 def trimmed(model: "transformers.PreTrainedModel") -> bool:
@@ -128,19 +133,21 @@ def perturbed(
     reads: Reads | None = None,
     whole: bool = False,
     same_dropout: bool = False,
+    padded: bool | None = None,
 ) -> Generator[Pass]:
     """Inside, an attached model's forward is perturbed.
 
     Args: tap(n, h_BLD) sees what enters block n, and what leaves the last one as the input of a further block. reads
         says which final states the head gets (None: all); the last block computes no others after its attention,
         unless the pass is to be `whole` or its tap sees them. same_dropout tells that the random state is that of
-        another pass, whose dropout this one is to repeat.
+        another pass, whose dropout this one is to repeat. padded tells whether the rows have padding; None: the model
+        is to look, for which the host waits for a GPU.
     Raises: RequestError for a model that was not attached.
     """
     attached: _Attached | None = vars(model.base_model).get("_asa")
     if attached is None:
         raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
-    now = Pass(perturb or Perturb(), tap, reads, [], whole or not attached.trims, same_dropout)
+    now = Pass(perturb or Perturb(), tap, reads, [], whole or not attached.trims, same_dropout, padded)
     with attached.signal.during(now):
         yield now
 
@@ -159,6 +166,24 @@ def _refuse_embeds(signal: Signal, module: nn.Module, args: tuple[Any, ...], kwa
     shifted = signal.now is not None and signal.now.perturb.embed_BLD is not None
     if shifted and kwargs.get("inputs_embeds") is not None:
         raise RequestError("inputs_embeds pass the word embeddings by, which are perturbed; give input_ids")
+
+
+def _give_mask(
+    signal: Signal, model: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any] | None:
+    """What transformers would make of the padding mask, without the look at it for which the host waits for a GPU."""
+    padded = None if signal.now is None else signal.now.padded
+    mask: Any = kwargs.get("attention_mask")
+    if padded is None or not isinstance(mask, Tensor) or mask.dim() != 2:
+        return None
+    if not padded:
+        return args, kwargs | {"attention_mask": None}
+    # ModernBERT's local layers have masks of their own.
+    if model.config._attn_implementation != "sdpa" or getattr(model.config, "layer_types", None):
+        return None
+    # Laid out as transformers' is: torch's kernels choose by strides.
+    mask_B1LL = mask.bool()[:, None, None].expand(-1, 1, mask.shape[1], -1).contiguous()
+    return args, kwargs | {"attention_mask": mask_B1LL}
 
 
 def _norm(module: Any, x_BLD: Tensor) -> Tensor:

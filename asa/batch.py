@@ -1,7 +1,7 @@
 """What a micro-batch is. Its totals are of the whole optimizer step: sums over micro-batches and ranks are means."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,21 @@ IGNORE = -100  # label of an unlabelled token, as Hugging Face has it
 # B rows, C choices, L length, M masked positions of the micro-batch
 
 
+def _version(tensor: Tensor) -> int | None:
+    """How often the tensor was changed in place; None where torch does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
 def _has(value: Any, rows: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows
+
+
+class Looked(NamedTuple):
+    """What a padding mask was found to hold. version: of the mask when it was; torch counts a tensor's changes."""
+
+    mask: Tensor
+    version: int
+    padded: bool
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,7 @@ class Batch:
     inputs: what the Hugging Face model takes (input_ids, attention_mask, token_type_ids), each BL or BCL.
     labels: M token ids (mlm), B classes (classification, choice), B floats (regression) or BL with -100 (token).
     positions: M indices into the flattened BL of the masked tokens (mlm only).
+    looked: what `to` has found in the attention mask; see `padded`.
     total_rows: sequences that pass the encoder in this optimizer step, over all micro-batches and ranks, without the
     fillers of kind choice: an answer that a question does not have is a sequence of padding alone.
     total_labels: labelled units in this optimizer step, over all micro-batches and ranks. Of kind classification a row
@@ -37,6 +51,19 @@ class Batch:
     total_rows: int
     total_labels: int
     positions: Tensor | None = None
+    looked: Looked | None = None
+
+    @property
+    def padded(self) -> bool | None:
+        """Whether there is padding; None where nobody has looked at this very mask. A look into a GPU's memory would
+        wait for all that the GPU still has to do."""
+        if torch.compiler.is_compiling():  # where transformers does not look either
+            return None
+        mask, looked = self.inputs.get("attention_mask"), self.looked
+        # Who gives a batch other masks, or changes one in place, need not know of this.
+        if mask is None or looked is None or looked.mask is not mask or looked.version != _version(mask):
+            return None
+        return looked.padded
 
     @property
     def pad_BL(self) -> Tensor:
@@ -66,12 +93,24 @@ class Batch:
         if positions is not None:
             positions = torch.cat([positions, positions + self.inputs["input_ids"].numel()])
         inputs = self.inputs | {name: torch.cat([value, value]) for name, value in self.by_row().items()}
-        return replace(self, inputs=inputs, labels=torch.cat([self.labels, self.labels]), positions=positions)
+        twice = replace(self, inputs=inputs, labels=torch.cat([self.labels, self.labels]), positions=positions)
+        return twice._known(self.padded)
 
     def to(self, device: torch.device) -> "Batch":
+        """On the device. What lies in the host's memory is looked at for padding on the way."""
+
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True)
 
         positions = None if self.positions is None else move(self.positions)
         inputs = {name: move(tensor) for name, tensor in self.inputs.items()}
-        return replace(self, inputs=inputs, labels=move(self.labels), positions=positions)
+        mask, padded = self.inputs.get("attention_mask"), self.padded
+        if padded is None and mask is not None and mask.device.type == "cpu":
+            padded = bool((mask == 0).any())
+        return replace(self, inputs=inputs, labels=move(self.labels), positions=positions)._known(padded)
+
+    def _known(self, padded: bool | None) -> "Batch":
+        mask = self.inputs.get("attention_mask")
+        if padded is None or mask is None or (version := _version(mask)) is None:
+            return replace(self, looked=None)
+        return replace(self, looked=Looked(mask, version, padded))

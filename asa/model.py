@@ -71,7 +71,7 @@ class TaskModel(nn.Module):
         """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""
         if self.kind == "mlm":
             return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.whole, self.same_dropout)
-        with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout):
+        with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout, batch.padded):
             if self.kind == "choice":
                 return Output(_among_answers(self.model, batch))
             return Output(self.model(**batch.inputs).logits)
@@ -147,7 +147,7 @@ def masked_lm(
     assert batch.positions is not None
     firsts_B = _starts(batch) + (~batch.pad_BL).int().argmax(1)  # [CLS], which left padding moves
     reads = Reads(torch.cat([batch.positions, firsts_B]).unsqueeze(0), len(firsts_B), head_at_cls)
-    with perturbed(model, perturb, tap, reads, whole, same_dropout) as now:
+    with perturbed(model, perturb, tap, reads, whole, same_dropout, batch.padded) as now:
         # Not by an index, whose gradient would be a copy among zeros as large as the logits.
         logits = model(**batch.inputs).logits.squeeze(0)
     if not head_at_cls:

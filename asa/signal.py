@@ -77,7 +77,8 @@ class Pass(NamedTuple):
     """One forward pass.
 
     reads: None: the head gets all states as they are. first: see Reads. whole: the last block computes all tokens,
-    whatever is read. same_dropout: it draws what another pass draws.
+    whatever is read. same_dropout: it draws what another pass draws. padded: whether the rows have padding, None where
+    that is not known.
     """
 
     perturb: Perturb
@@ -86,6 +87,7 @@ class Pass(NamedTuple):
     first: list[Tensor]
     whole: bool
     same_dropout: bool
+    padded: bool | None = None
 
     @property
     def final_tap(self) -> Tap | None:

@@ -19,7 +19,7 @@ from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.creat import CreATConfig
 from asa.methods.random_mask import RandomMaskConfig
 from asa.model import TaskModel
-from tests.asa.conftest import batch_for, gradients, tiny_engine
+from tests.asa.conftest import CPU, batch_for, gradients, tiny_engine
 from tests.asa.encoders import PAIRS, tiny
 
 # What draws random numbers in a step; dropout is on in all of them.
@@ -108,7 +108,7 @@ def compiled_steps(name: str, backend: str, compiled: bool) -> tuple[list[float]
     engine, method = tiny_engine(module), METHODS["asa"](MethodsConfig())
     losses, graphs = [], []
     for _ in range(4):
-        losses.append(float(method.backward(engine, batch_for(name), At(0, 0))["loss"]))
+        losses.append(float(method.backward(engine, batch_for(name).to(CPU), At(0, 0))["loss"]))
         engine.step()
         graphs.append(dynamo.utils.counters["stats"]["unique_graphs"])
     return losses, graphs

@@ -1,0 +1,186 @@
+"""What a step reads back from its device, for which the host would wait for a GPU: nothing before the update."""
+
+import copy
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BertForSequenceClassification, BertModel
+
+from asa.adversary import ASAConfig
+from asa.batch import Batch, Kind
+from asa.families import FAMILIES
+from asa.methods import METHODS, At, MethodsConfig
+from asa.model import TaskModel
+from tests.asa.conftest import CPU, KINDS, LENGTH, ROWS, batch_for, tiny_bert, tiny_engine, tiny_module
+from tests.asa.encoders import EAGER_ONLY, PAIRS, tiny
+
+# Operations whose result, or its size, the host needs.
+READS = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "unique",
+    "_unique2",
+    "bincount",
+    "repeat_interleave",
+)
+PADDED, FULL = "padded", "full"
+
+
+class Reads(TorchDispatchMode):
+    """Notes where tensors are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_flags = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if name in READS or by_flags:
+            self.places.append(f"{name}: " + "".join(traceback.format_stack(limit=6)))
+        return func(*args, **kwargs or {})
+
+
+def moved(name: str, kind: Kind, rows: str) -> Batch:
+    batch = batch_for(name, kind)
+    if rows == FULL:
+        full = torch.ones_like(batch.inputs["attention_mask"])
+        batch = replace(batch, inputs=batch.inputs | {"attention_mask": full})
+    return batch.to(CPU)
+
+
+@pytest.mark.parametrize("rows", [PADDED, FULL])
+@pytest.mark.parametrize("kind", ["mlm", "classification", "token"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_reads_nothing_before_its_update_and_once_in_it(name: str, kind: Kind, rows: str) -> None:
+    method = METHODS[name](MethodsConfig())
+    engine = tiny_engine(tiny_module(kind, ASAConfig() if method.uses_adversary else None, dropout=0.1))
+    batch = moved("bert", kind, rows)
+    with Reads() as passes:
+        method.backward(engine, batch, At(0, 0))
+    assert passes.places == []
+    with Reads() as update:
+        engine.step()
+        method.after_step(engine)
+    assert len(update.places) == 1
+    assert "isfinite" in update.places[0]
+
+
+@pytest.mark.parametrize("rows", [PADDED, FULL])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_does_as_docs_say(name: str, rows: str) -> None:
+    engine = tiny_engine(TaskModel(tiny(name, "mlm", "eager" if name in EAGER_ONLY else "sdpa"), "mlm", ASAConfig()))
+    batch = moved(name, "mlm", rows)
+    with Reads() as passes:
+        METHODS["asa"](MethodsConfig()).backward(engine, batch, At(0, 0))
+    looks = [place for place in passes.places if "masking_utils" in place]
+    assert bool(looks) == (rows == PADDED and name in ("mpnet", "modernbert"))
+    own = [place for place in passes.places if "modeling_deberta.py" in place]  # sizes that it keeps in tensors
+    assert len(passes.places) == len(looks) + len(own)
+
+
+def masks_of(module: TaskModel, batch: Batch) -> tuple[list[Tensor | None], Tensor]:
+    """What the attention modules are given for a mask, and the logits."""
+    found: list[Tensor | None] = []
+    module = copy.deepcopy(module)
+    family = FAMILIES[module.model.config.model_type]
+
+    def note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(kwargs["attention_mask"] if "attention_mask" in kwargs else args[1])
+
+    for block in module.model.base_model.get_submodule(family.layers).children():
+        block.get_submodule(family.attention).register_forward_pre_hook(note, with_kwargs=True)
+    return found, module(batch).logits
+
+
+@pytest.mark.parametrize("rows", [PADDED, FULL])
+@pytest.mark.parametrize(("name", "attention"), PAIRS)
+def test_masks_are_those_that_transformers_makes(name: str, attention: str, rows: str) -> None:
+    module = TaskModel(tiny(name, "mlm", attention), "mlm")
+    batch = moved(name, "mlm", rows)
+    (ours, logits), (theirs, plain) = (masks_of(module, one) for one in (batch, replace(batch, looked=None)))
+    assert torch.equal(logits, plain)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert (mine is None) == (its is None)
+        if mine is not None and its is not None:
+            assert mine.dtype == its.dtype
+            assert torch.equal(mine, its)
+            # Of ModernBERT's windows all rows may share one.
+            assert mine.stride() == its.stride() or rows == FULL
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_seen_of_a_mask_holds_for_that_mask_alone(kind: Kind) -> None:
+    padded = moved("bert", kind, PADDED)
+    full = moved("bert", kind, FULL)
+    assert (padded.padded, full.padded) == (True, False)
+    assert (padded.twice().padded, full.twice().padded) == (True, False)
+    assert full.to(CPU).padded is False
+    other = replace(full, inputs=full.inputs | {"attention_mask": padded.inputs["attention_mask"]})
+    assert other.padded is None
+    full.inputs["attention_mask"][0, ..., -1] = 0
+    assert full.padded is None
+    assert full.to(CPU).padded is True
+
+
+def test_masks_that_torch_does_not_watch_are_not_relied_on() -> None:
+    with torch.inference_mode():
+        batch = moved("bert", "classification", FULL)
+    assert batch.padded is None
+    assert replace(batch, inputs={"input_ids": batch.inputs["input_ids"]}).to(CPU).padded is None
+
+
+class Reading(BertForSequenceClassification):
+    """A model of one's own that makes another mask of the one it is given."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        assert attention_mask is not None
+        fewer = attention_mask.clone()
+        fewer[:, -1] = 0
+        return super().forward(input_ids=input_ids, attention_mask=fewer, **kwargs)
+
+
+def watched(model: Any) -> None:
+    """A hook that reads the mask."""
+
+    def note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert kwargs["attention_mask"].shape == (ROWS, LENGTH)
+
+    model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+
+
+def own_class() -> Any:
+    return Reading(tiny_bert("classification").config)  # type: ignore[arg-type]
+
+
+def own_hook() -> Any:
+    model = tiny_bert("classification")
+    watched(model)
+    return model
+
+
+@pytest.mark.parametrize("make", [own_class, own_hook])
+@pytest.mark.parametrize("rows", [PADDED, FULL])
+def test_models_with_parts_of_ones_own_get_the_mask_itself(make: Callable[[], Any], rows: str) -> None:
+    model = make().eval()
+    batch = moved("bert", "classification", rows)
+    wanted = model(**batch.inputs).logits
+    assert torch.equal(TaskModel(model, "classification")(batch).logits, wanted)
+
+
+def test_a_bare_base_model_keeps_its_mask_outside_our_passes() -> None:
+    module = tiny_module("classification")
+    base: Any = module.model.base_model
+    assert isinstance(base, BertModel)
+    batch = moved("bert", "classification", PADDED)
+    states = base(**batch.inputs).last_hidden_state
+    short = base(**{name: value[:, :-3] for name, value in batch.inputs.items()}).last_hidden_state
+    torch.testing.assert_close(states[1, : LENGTH - 3], short[1])
