@@ -26,7 +26,7 @@ from asa import dist, manifest
 from asa.engine import Engine, State
 from asa.errors import RequestError, WorkError
 from asa.methods import Method
-from asa.places import FULL, fsync, refusal
+from asa.places import FULL, fsync, refusal, remove
 
 KIND = "checkpoint"
 FORMAT = 2  # of the files and of the facts, the stages' too; raised where either change. Format 1 bore no number.
@@ -126,7 +126,7 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _publish(aside: Path, final: Path) -> None:
-    shutil.rmtree(final, ignore_errors=True)  # damaged, or it would have been left as it is
+    remove(final, manifest.NAME)  # damaged, or it would have been left as it is
     aside.rename(final)
     fsync(final.parent)
 
@@ -139,7 +139,7 @@ def _rotate(newest: Path, keep: int) -> None:
     good = 0
     for folder in reversed(_folders(newest.parent)):
         if good == keep:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder, manifest.NAME)
         else:
             good += folder == newest or is_good(folder)
 

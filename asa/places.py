@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +33,14 @@ def check_file(file: Path, flag: str) -> None:
     if file.is_dir():
         raise RequestError(f"{file} is a folder; set {flag} to a file")
     check_folder(file.parent, flag)
+
+
+def remove(folder: Path, first: str) -> None:
+    """Remove a folder and, before all else in it, the file by which it counts as whole: what a kill leaves of it, or a
+    system that refuses, does not."""
+    with suppress(OSError):
+        (folder / first).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

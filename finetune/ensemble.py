@@ -1,6 +1,5 @@
 """The command `ensemble`: the averaged predictions of several runs of one task (FreeLB's entries are of 7)."""
 
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from scipy.special import log_softmax, logsumexp
 
 from asa import manifest, record
 from asa.errors import RequestError
-from asa.places import check_folder
+from asa.places import check_folder, remove
 from asa.record import Record
 from finetune.evaluation_config import EnsembleConfig
 from finetune.metrics import score
@@ -42,7 +41,7 @@ def ensemble(config: EnsembleConfig) -> None:
     _replaceable(config.out, config.runs)
     means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
     facts = _facts(config.runs, starts)
-    shutil.rmtree(config.out, ignore_errors=True)
+    remove(config.out, record.NAME)
     with closing(Record(config.out, facts)) as log:
         end: dict[str, Any] = {}
         for split, one in means.items():

@@ -1,7 +1,6 @@
 """The command `robustness`: how much a small step of the word embeddings can raise the loss (FreeLB, Table 5)."""
 
 import hashlib
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import torch
 from asa import record
 from asa.errors import RequestError, WorkError
 from asa.hf import weights_sha256
-from asa.places import check_folder, whole
+from asa.places import check_folder, remove, whole
 from asa.record import Record
 from finetune.attack import Worst
 from finetune.evaluation_config import RobustnessConfig
@@ -133,7 +132,7 @@ def _compare(
     if kept(folder, facts, config.overwrite):
         return record.read(folder / record.NAME)[-1]
     began = time.perf_counter()
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder, record.NAME)
     rows, radius_E = rows[radius_E > 0], radius_E[radius_E > 0]
     with closing(Record(folder, {**facts, "command": sys.argv})) as log:
         worst = attacked(subject, rows, radius_E, config, "attack")

@@ -18,7 +18,7 @@ from asa import checkpoint, dist, manifest
 from asa.engine import Engine
 from asa.errors import WorkError
 from asa.methods import Method
-from asa.places import whole
+from asa.places import remove, whole
 from asa.tokenizer import load_tokenizer
 
 FOLDER = "state"
@@ -148,4 +148,6 @@ def saved(run: Path) -> bool:
 def clear(run: Path) -> None:
     """Remove the state of a run that has ended, or is to start anew."""
     if dist.is_main():
+        for step in checkpoint.complete(run / FOLDER):
+            remove(step, manifest.NAME)
         shutil.rmtree(run / FOLDER, ignore_errors=True)

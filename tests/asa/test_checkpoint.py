@@ -53,6 +53,33 @@ def save(root: Path, step: int, engine: Engine, method: Method, keep: int = 2) -
     return checkpoint.save(root, step, engine, method, tiny_tokenizer(), {"note": "kept"}, keep)
 
 
+class Killed(BaseException):
+    """What no handler takes."""
+
+
+def test_a_kill_while_old_ones_are_removed_leaves_none_that_seems_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, method = trained(1)
+    for step in (1, 2):
+        save(tmp_path, step, engine, method)
+
+    def rmtree(folder: Path, **options: object) -> None:
+        if folder.exists():
+            (folder / "hf" / "config.json").unlink()
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", rmtree)
+        with pytest.raises(Killed):
+            save(tmp_path, 3, engine, method)
+    assert [folder.name for folder in checkpoint.complete(tmp_path)] == ["step-2", "step-3"]
+    for folder in checkpoint.complete(tmp_path):
+        manifest.verify(folder, checkpoint.KIND, "--out")
+    save(tmp_path, 4, engine, method)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-3", "step-4"]
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     return save(tmp_path / "checkpoints", 2, *trained(2))

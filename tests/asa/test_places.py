@@ -1,12 +1,14 @@
 """Files that are whole or not there, and what is said where the system refuses them."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import SafetensorError
 
 from asa.errors import RequestError, WorkError
-from asa.places import locked, whole
+from asa.places import locked, remove, whole
 
 
 def fail(path: Path, error: BaseException) -> None:
@@ -65,3 +67,34 @@ def test_a_lock_is_held_once_and_free_again_at_the_end(tmp_path: Path) -> None:
     with locked(tmp_path / "lock", "taken"), pytest.raises(RequestError, match="taken"):
         hold(tmp_path / "lock")
     hold(tmp_path / "lock")
+
+
+class Killed(BaseException):
+    """What no handler takes."""
+
+
+@pytest.mark.parametrize("done", range(4))
+def test_what_a_kill_leaves_of_a_removed_folder_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    folder, left = tmp_path / "folder", [done]
+    (folder / "inner").mkdir(parents=True)
+    for name in ("a", "inner/b", "mark", "z"):
+        (folder / name).write_text(name)
+    unlink = os.unlink
+
+    def dying(*args: Any, **kwargs: Any) -> None:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        unlink(*args, **kwargs)
+
+    monkeypatch.setattr(os, "unlink", dying)
+    with pytest.raises(Killed):
+        remove(folder, "mark")
+    assert (folder / "mark").exists() == (done == 0)
+    assert sum(path.is_file() for path in folder.rglob("*")) == 4 - done
+    monkeypatch.undo()
+    remove(folder, "mark")
+    assert not folder.exists()
+    remove(folder, "mark")  # nothing there
