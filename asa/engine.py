@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from asa import dist
 from asa.batch import Batch
+from asa.errors import RequestError
 from asa.model import Output, TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, PartNorms, learning_rate, set_updates, start
-from asa.signal import Perturb, Tap
+from asa.signal import Below, Perturb, Tap
 
 Precision = Literal["fp32", "bf16", "fp16"]
 State = Literal["weights", "exp_avg", "exp_avg_sq"]  # of every trainable parameter: itself and Adam's two averages
@@ -73,6 +74,7 @@ class Engine(Protocol):
         Args: masks is False where no pass attacks attention, so that torch may take its fastest kernel in all of them;
             taps is False where no pass has a tap that sees final states, so that none computes tokens that no head
             reads.
+        Raises: RequestError, inside, for such a tap where there is to be none.
         """
         ...
 
@@ -130,7 +132,7 @@ class Passes:
 
     def probe(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         # Not through DeepSpeed's wrapper: torch.autograd.grad fails through it on ZeRO 1 and 2.
-        self._restore_dropout()
+        self._restore_dropout(tap)
         return self.module(batch, perturb, tap)
 
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
@@ -167,9 +169,14 @@ class Passes:
         finally:
             self._dropout_state, module.same_dropout, module.whole = before
 
-    def _restore_dropout(self) -> None:
+    def _restore_dropout(self, tap: Tap | None) -> None:
         if self._dropout_state is None:
             return
+        if not (self.module.whole or tap is None or isinstance(tap, Below)):
+            raise RequestError(
+                "this pass has a tap of final states, so its dropout is not that of passes without; leave taps=False"
+                " out of same_dropout, or give the tap as asa.signal.Below"
+            )
         cpu, cuda = self._dropout_state
         torch.set_rng_state(cpu)
         if cuda is not None:
@@ -192,7 +199,7 @@ class PlainEngine(Passes):
         return [p for p in self.module.parameters() if p.requires_grad]
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
-        self._restore_dropout()
+        self._restore_dropout(tap)
         return self.module(batch, perturb, tap)
 
     def backward(self, loss: Tensor) -> None:

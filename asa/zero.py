@@ -67,7 +67,7 @@ class DeepSpeedEngine(Passes):
             self._optimizer._update_scale = _later
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
-        self._restore_dropout()
+        self._restore_dropout(tap)
         return self._engine(batch, perturb, tap)
 
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ import re
 import shlex
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -19,9 +20,7 @@ PORT = 29500  # DeepSpeed's, at which the ranks of several machines meet
 
 
 def deepspeed_command(options: ClusterOptions, nodes: Nodes, module: list[str]) -> list[str]:
-    launcher = Path(sys.executable).with_name("deepspeed")  # one on PATH may be another Python's
-    if not launcher.exists():
-        raise RequestError(f"there is no {launcher}; install deepspeed for this Python, which brings it")
+    launcher = _launcher()
     if options.hostfile is None:
         # No file there is: DeepSpeed's own default, /job/hostfile, is some clusters' and would lead to other machines.
         where = [*_accelerators(nodes.here), "--master_port", str(free_port()), "--hostfile", "/dev/null"]
@@ -31,7 +30,17 @@ def deepspeed_command(options: ClusterOptions, nodes: Nodes, module: list[str]) 
         if nodes.remote:
             _check_for_shells([str(Path.cwd()), sys.executable], module)
         where += ["--force_multi", "--no_ssh_check"] if nodes.remote else ["--no_ssh", "--node_rank", str(nodes.node)]
-    return [str(launcher), *where, "--no_local_rank", "--log_level", "error", "--module", *module]
+    return [*launcher, *where, "--no_local_rank", "--log_level", "error", "--module", *module]
+
+
+def _launcher() -> list[str]:
+    """DeepSpeed's launcher of this Python. Raises RequestError where it has none."""
+    program = Path(sys.executable).with_name("deepspeed")  # one on PATH may be another Python's
+    if program.exists():
+        return [str(program)]
+    if find_spec("deepspeed") is None:
+        raise RequestError(f"{sys.executable} has no deepspeed; install it for this Python")
+    return [sys.executable, "-m", "deepspeed.launcher.runner"]  # as pip install --user leaves it, its program elsewhere
 
 
 def _check_for_shells(bare: list[str], arguments: list[str]) -> None:

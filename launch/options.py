@@ -43,6 +43,8 @@ class Options:
 class FinetuneOptions(Options):
     """How the processes of a sweep are started."""
 
+    nproc: Annotated[int | None, Field(ge=1)] = None
+    """Runs at a time, each on a device of its own; default: one per GPU, or two on a machine without."""
     ranks: Annotated[int, Field(ge=1)] = 1
     """Processes that share the batches of a run, one run at a time; --nproc is for runs side by side."""
 

@@ -18,7 +18,11 @@ from asa.spare import spare
 # B rows, D width, H heads, K width of one head, L length, W words of 32 keys; M queries, N keys, D columns of one tile
 
 
-REDUCED = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+REDUCED = (
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_accumulation",
+)
 
 
 class Options(NamedTuple):
@@ -170,8 +174,8 @@ def _times(x_BLL: Tensor, y_BLD: Tensor, factor: float) -> Tensor:
 
 @contextmanager
 def _whole_sums() -> Generator[None]:
-    """Inside, parts of a half-precision product are added up in fp32. By default cuBLAS may add them in the product's
-    own type, before the factor, where fp16 can overflow."""
+    """Inside, a half-precision product is added up in fp32. By default cuBLAS may add its parts in the product's own
+    type, before the factor, where fp16 can overflow; a user may have allowed it for all of the sum."""
     settings = torch.backends.cuda.matmul
     # What is off already is left alone: to set it would set what stands beside it as well.
     allowed = [name for name in REDUCED if getattr(settings, name)]

@@ -98,7 +98,7 @@ def first_block(engine: Engine, batch: Batch, delta_RLD: Tensor) -> Tensor:
             raise _Reached(h_RLD)
 
     try:
-        engine.probe(batch, Perturb(embed_BLD=delta_RLD), stop)
+        engine.probe(batch, Perturb(embed_BLD=delta_RLD), Below(stop))
     except _Reached as reached:
         return reached.h_RLD
     raise AssertionError("a model of two blocks passes none")

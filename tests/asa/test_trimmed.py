@@ -11,6 +11,7 @@ from transformers import BertForSequenceClassification, PreTrainedModel
 from asa.adversary import ASAConfig
 from asa.attention import attach, perturbed
 from asa.batch import Kind
+from asa.errors import RequestError
 from asa.families import FAMILIES
 from asa.hf import checkpoint_activations
 from asa.losses import task_loss
@@ -125,6 +126,10 @@ def test_passes_that_share_dropout_share_it_with_those_that_have_a_tap(kind: Kin
     engine.forward(batch)
     with engine.same_dropout(taps=False):
         one, other = engine.forward(batch).logits, engine.probe(batch).logits
+        for run in (engine.forward, engine.probe):
+            with pytest.raises(RequestError, match="leave taps=False out of same_dropout"):
+                run(batch, None, lambda block, h_BLD: None)
+        engine.probe(batch, None, Below(lambda block, h_BLD: None))
     assert torch.equal(one, other)
     assert counts[0] == counts[1] == batch.pad_BL.numel() > counts[2] == counts[3] == counts[4]
 

@@ -147,12 +147,18 @@ def test_full_memory_says_nothing_of_the_kernels_and_a_lost_gpu_ends_the_run(
         fused.supported(ASAConfig(), HERE, torch.float16, SHAPE)
 
 
-def test_sums_are_whole_inside_and_as_they_were_outside() -> None:
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_sums_are_whole_inside_and_as_they_were_outside(accumulates: bool) -> None:
     launch, settings = pytest.importorskip("asa.fused.launch"), torch.backends.cuda.matmul
-    before = [getattr(settings, name) for name in launch.REDUCED]
-    with launch._whole_sums():
-        assert not any(getattr(settings, name) for name in launch.REDUCED)
-    assert [getattr(settings, name) for name in launch.REDUCED] == before
+    settings.allow_fp16_accumulation = accumulates
+    try:
+        before = [getattr(settings, name) for name in launch.REDUCED]
+        with launch._whole_sums():
+            assert not any(getattr(settings, name) for name in launch.REDUCED)
+        assert [getattr(settings, name) for name in launch.REDUCED] == before
+        assert settings.allow_fp16_accumulation == accumulates
+    finally:
+        settings.allow_fp16_accumulation = False
 
 
 def test_no_devices_leave_the_kernels_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,8 +286,23 @@ def test_on_one_machine_deepspeed_reads_no_hostfile_that_a_cluster_may_have() ->
 
 def test_a_python_without_deepspeed_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(RequestError, match=f"there is no {tmp_path}/deepspeed; install deepspeed"):
+    monkeypatch.setattr("launch.command.find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=f"{tmp_path}/python has no deepspeed; install it"):
         deepspeed_command(ClusterOptions(), Nodes({"localhost": 2}, node=0), ["pretrain", "run"])
+
+
+def test_a_deepspeed_without_a_program_beside_python_starts_as_a_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    command = deepspeed_command(ClusterOptions(), Nodes({"localhost": 2}, node=0), ["pretrain", "run"])
+    module = command.index("--num_accelerators")
+    assert command[:module] == [str(python), "-m", "deepspeed.launcher.runner"]
+    done = subprocess.run([*command[:module], "--help"], capture_output=True, text=True, check=True)
+    assert "--num_accelerators" in done.stdout or "--num_gpus" in done.stdout
 
 
 HERE = [
