@@ -255,11 +255,20 @@ def test_a_head_that_reads_other_tokens_gets_them(which: str) -> None:
     assert not reads_first(model)
 
 
-def test_a_head_that_is_replaced_later_gets_all_tokens() -> None:
-    model: Any = tiny_bert("classification").eval()
-    module, batch = TaskModel(model, "classification"), batch_for("bert", "classification")
-    before = module(batch).logits
+def give_pooler(model: Any) -> None:
     model.bert.pooler = MeanPooler()
+
+
+def give_classifier(model: Any) -> None:
+    model.classifier = nn.Sequential(MeanPooler(), nn.Linear(WIDTH, 3))
+
+
+@pytest.mark.parametrize(("name", "replace"), [("bert", give_pooler), ("roberta", give_classifier)])
+def test_a_head_that_is_replaced_later_gets_all_tokens(name: str, replace: Callable[[Any], None]) -> None:
+    model: Any = tiny(name, "classification").eval()
+    module, batch = TaskModel(model, "classification"), batch_for(name, "classification")
+    before = module(batch).logits
+    replace(model)
     after = module(batch).logits
     torch.testing.assert_close(after, model(**batch.inputs).logits, rtol=0, atol=1e-6)
     assert not torch.equal(before, after)
