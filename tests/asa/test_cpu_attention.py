@@ -11,6 +11,7 @@ from asa.attention import attach, detach, perturbed
 from asa.cpu_attention import attend
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
+from asa.spare import DRAWS
 from tests.asa.conftest import tiny_batch, tiny_bert, tiny_engine
 
 # B rows, H heads, K width of one head, L length (queries, then keys)
@@ -44,7 +45,11 @@ def theirs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_without_dropout_it_is_torchs(mask: tuple[int, ...] | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_without_dropout_it_is_torchs(
+    monkeypatch: pytest.MonkeyPatch, mask: tuple[int, ...] | None, dtype: torch.dtype, together: int
+) -> None:
+    monkeypatch.setattr(cpu_attention, "CACHED", together * 2 * 6 * 6)  # weights of as many of the three rows
     args = given(mask, dtype)
     found, expected = ours(*args), theirs(*args)
     torch.testing.assert_close(found, expected)
@@ -69,6 +74,15 @@ def test_dropout_drops_its_share_and_keeps_the_mean(dropout: float) -> None:
     assert context_BLHK.double().sum(-1).mean().item() == pytest.approx(1, abs=0.005)
     rows = kept.flatten().double().view(-1, 1024).mean(1)
     assert rows.std().item() == pytest.approx((dropout * (1 - dropout) / 1024) ** 0.5, rel=0.25)  # independent draws
+
+
+def test_of_all_the_draws_as_many_drop_a_weight_as_the_threshold_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = torch.arange(-(2**15), 2**15).to(torch.int16)
+    monkeypatch.setattr(cpu_attention, "bits", lambda like: every)
+    for threshold in (1, 6554, 2**15, DRAWS - 1):
+        signs = cpu_attention._draws(torch.empty(DRAWS), threshold)
+        assert torch.signbit(signs).sum() == threshold
+        assert (signs != 0).all()
 
 
 def test_the_passes_of_an_attached_model_use_it_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
