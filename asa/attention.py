@@ -19,23 +19,22 @@ import transformers  # not its models, which take seconds to load: who needs one
 from torch import Tensor, nn
 
 from asa.adversary import Adversaries, ASAConfig
+from asa.batch import Looked
 from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import Family, check_attention, family
 from asa.signal import Pass, Perturb, Reads, Signal, Tap
-from asa.stock import stock
+from asa.stock import altered, stock
 
 # B rows, D width, L length
 
 
 class _Attached(NamedTuple):
     """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. trims:
-    the last block can leave out tokens that no head reads. masks: nobody but Hugging Face's code reads the padding
-    mask."""
+    the last block can leave out tokens that no head reads."""
 
     signal: Signal
     trims: bool
-    masks: bool
     handles: list[Any]
     owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
@@ -64,14 +63,14 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
         _refuse_reentrant(module._gradient_checkpointing_func)
     detach(model)
     signal, own = Signal(), stock(model)
-    trims, masks = own and _trims(model, found), own and not found.score_method
+    trims = own and _trims(model, found)
     layers = list(model.base_model.get_submodule(found.layers).children())
     handles = [handle for n, block in enumerate(layers) for handle in seat(block, Seat(n, found, config, signal))]
     for n, block in enumerate(layers):
         handles.append(block.register_forward_pre_hook(partial(_tap, signal, n), with_kwargs=True))
     handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
     handles.append(model.base_model.register_forward_pre_hook(partial(_refuse_embeds, signal), with_kwargs=True))
-    if masks:
+    if own and not found.score_method:
         handles.append(model.base_model.register_forward_pre_hook(partial(_give_mask, signal, model), with_kwargs=True))
     handles.append(model.base_model.register_forward_hook(partial(_take_last, signal, len(layers))))
     if trims:
@@ -82,7 +81,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     forwards = [(module, forward, vars(module).get("forward")) for module, forward in ours]
     for module, forward in ours:
         vars(module)["forward"] = forward
-    vars(model.base_model)["_asa"] = _Attached(signal, trims, masks, handles, model, forwards)
+    vars(model.base_model)["_asa"] = _Attached(signal, trims, handles, model, forwards)
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in recomputed:
         module._gradient_checkpointing_func = _Recalling(module._gradient_checkpointing_func, signal)
@@ -133,21 +132,21 @@ def perturbed(
     reads: Reads | None = None,
     whole: bool = False,
     same_dropout: bool = False,
-    padded: bool | None = None,
+    looked: Looked | None = None,
 ) -> Generator[Pass]:
     """Inside, an attached model's forward is perturbed.
 
     Args: tap(n, h_BLD) sees what enters block n, and what leaves the last one as the input of a further block. reads
         says which final states the head gets (None: all); the last block computes no others after its attention,
         unless the pass is to be `whole` or its tap sees them. same_dropout tells that the random state is that of
-        another pass, whose dropout this one is to repeat. padded tells whether the rows have padding; None: the model
+        another pass, whose dropout this one is to repeat. looked is what is known of the padding mask; None: the model
         is to look, for which the host waits for a GPU.
     Raises: RequestError for a model that was not attached.
     """
     attached: _Attached | None = vars(model.base_model).get("_asa")
     if attached is None:
         raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
-    now = Pass(perturb or Perturb(), tap, reads, [], whole or not attached.trims, same_dropout, padded)
+    now = Pass(perturb or Perturb(), tap, reads, [], whole or not attached.trims, same_dropout, looked)
     with attached.signal.during(now):
         yield now
 
@@ -172,11 +171,14 @@ def _give_mask(
     signal: Signal, model: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any] | None:
     """What transformers would make of the padding mask, without the look at it for which the host waits for a GPU."""
-    padded = None if signal.now is None else signal.now.padded
+    looked = None if signal.now is None else signal.now.looked
     mask: Any = kwargs.get("attention_mask")
-    if padded is None or not isinstance(mask, Tensor) or mask.dim() != 2:
+    # Hooks and a forward that came after `attach` may read the mask, or give another.
+    if looked is None or torch.compiler.is_compiling() or altered(module):
         return None
-    if not padded:
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or not looked.holds(mask):
+        return None
+    if not looked.padded:
         return args, kwargs | {"attention_mask": None}
     # ModernBERT's local layers have masks of their own.
     if model.config._attn_implementation != "sdpa" or getattr(model.config, "layer_types", None):

@@ -30,6 +30,12 @@ class Looked(NamedTuple):
     version: int
     padded: bool
 
+    def holds(self, mask: Tensor) -> bool:
+        """Whether that is the mask, or a view of all of it, and was not changed since."""
+        mine = self.mask
+        same = mask.data_ptr() == mine.data_ptr() and mask.numel() == mine.numel() and mask.dtype == mine.dtype
+        return same and mask.is_contiguous() == mine.is_contiguous() and _version(mask) == self.version
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -38,7 +44,7 @@ class Batch:
     inputs: what the Hugging Face model takes (input_ids, attention_mask, token_type_ids), each BL or BCL.
     labels: M token ids (mlm), B classes (classification, choice), B floats (regression) or BL with -100 (token).
     positions: M indices into the flattened BL of the masked tokens (mlm only).
-    looked: what `to` has found in the attention mask; see `padded`.
+    looked: what `to` has found in the attention mask; see `padded`. Copies and pickles begin without.
     total_rows: sequences that pass the encoder in this optimizer step, over all micro-batches and ranks, without the
     fillers of kind choice: an answer that a question does not have is a sequence of padding alone.
     total_labels: labelled units in this optimizer step, over all micro-batches and ranks. Of kind classification a row
@@ -57,11 +63,10 @@ class Batch:
     def padded(self) -> bool | None:
         """Whether there is padding; None where nobody has looked at this very mask. A look into a GPU's memory would
         wait for all that the GPU still has to do."""
-        if torch.compiler.is_compiling():  # where transformers does not look either
-            return None
+        # Who gives a batch other masks, or changes one in place, need not know of this. No look while compiling:
+        # transformers has none there either.
         mask, looked = self.inputs.get("attention_mask"), self.looked
-        # Who gives a batch other masks, or changes one in place, need not know of this.
-        if mask is None or looked is None or looked.mask is not mask or looked.version != _version(mask):
+        if looked is None or torch.compiler.is_compiling() or mask is None or not looked.holds(mask):
             return None
         return looked.padded
 
@@ -94,7 +99,7 @@ class Batch:
             positions = torch.cat([positions, positions + self.inputs["input_ids"].numel()])
         inputs = self.inputs | {name: torch.cat([value, value]) for name, value in self.by_row().items()}
         twice = replace(self, inputs=inputs, labels=torch.cat([self.labels, self.labels]), positions=positions)
-        return twice._known(self.padded)
+        return twice.marked(self.padded)
 
     def to(self, device: torch.device) -> "Batch":
         """On the device. What lies in the host's memory is looked at for padding on the way."""
@@ -104,13 +109,28 @@ class Batch:
 
         positions = None if self.positions is None else move(self.positions)
         inputs = {name: move(tensor) for name, tensor in self.inputs.items()}
-        mask, padded = self.inputs.get("attention_mask"), self.padded
-        if padded is None and mask is not None and mask.device.type == "cpu":
-            padded = bool((mask == 0).any())
-        return replace(self, inputs=inputs, labels=move(self.labels), positions=positions)._known(padded)
+        moved = replace(self, inputs=inputs, labels=move(self.labels), positions=positions)
+        return moved.marked(_padded(self) if _readable(self) else self.padded)
 
-    def _known(self, padded: bool | None) -> "Batch":
+    def marked(self, padded: bool | None) -> "Batch":
+        """With this for what its mask holds; None: nobody has looked."""
         mask = self.inputs.get("attention_mask")
         if padded is None or mask is None or (version := _version(mask)) is None:
             return replace(self, looked=None)
         return replace(self, looked=Looked(mask, version, padded))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copied tensor's changes are counted anew.
+        return vars(self) | {"looked": None}
+
+
+def _readable(batch: Batch) -> bool:
+    """Whether the mask lies in the host's memory, is one of tokens, and has contents."""
+    mask, ids = batch.inputs.get("attention_mask"), batch.inputs.get("input_ids")
+    if torch.compiler.is_compiling() or mask is None or ids is None:
+        return False
+    return type(mask) is Tensor and mask.device.type == "cpu" and mask.shape == ids.shape
+
+
+def _padded(batch: Batch) -> bool:
+    return bool((batch.inputs["attention_mask"] == 0).any())

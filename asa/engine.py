@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from asa import dist
+from asa.attention import trimmed
 from asa.batch import Batch
 from asa.errors import RequestError
 from asa.model import Output, TaskModel
@@ -172,10 +173,11 @@ class Passes:
     def _restore_dropout(self, tap: Tap | None) -> None:
         if self._dropout_state is None:
             return
-        if not (self.module.whole or tap is None or isinstance(tap, Below)):
+        module = self.module
+        if tap is not None and not isinstance(tap, Below) and not module.whole and trimmed(module.model):
             raise RequestError(
-                "this pass has a tap of final states, so its dropout is not that of passes without; leave taps=False"
-                " out of same_dropout, or give the tap as asa.signal.Below"
+                "this pass has a tap of final states, so its dropout may not be that of passes without; leave"
+                " taps=False out of same_dropout, or give the tap as asa.signal.Below"
             )
         cpu, cuda = self._dropout_state
         torch.set_rng_state(cpu)

@@ -1,7 +1,7 @@
 """The module that is trained: a Hugging Face task model with its adversaries beside it, one forward for every task."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -71,10 +71,13 @@ class TaskModel(nn.Module):
         """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""
         if self.kind == "mlm":
             return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.whole, self.same_dropout)
-        with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout, batch.padded):
-            if self.kind == "choice":
-                return Output(_among_answers(self.model, batch))
-            return Output(self.model(**batch.inputs).logits)
+        shown = _with_answers(batch) if self.kind == "choice" else batch
+        with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout, shown.looked):
+            logits: Tensor = self.model(**shown.inputs).logits
+        if self.kind == "choice":
+            # Finite, so that differences of log probabilities stay numbers; within FP16's range.
+            logits = logits.masked_fill(_absent(batch), ABSENT)
+        return Output(logits)
 
     def _reads(self, batch: Batch) -> Reads | None:
         known = self._head is not None and self._head == around(self.model)
@@ -120,15 +123,16 @@ def _starts(batch: Batch) -> Tensor:
     return torch.arange(len(ids_BL), device=ids_BL.device) * ids_BL.shape[1]
 
 
-def _among_answers(model: "transformers.PreTrainedModel", batch: Batch) -> Tensor:
-    """Logits BC in which an answer that a question does not have, a sequence of padding alone, has no probability."""
+def _absent(batch: Batch) -> Tensor:
+    """BC: True at an answer that a question does not have, a sequence of padding alone."""
+    return (batch.inputs["attention_mask"] == 0).all(-1)
+
+
+def _with_answers(batch: Batch) -> Batch:
+    """With something to attend to in absent answers as well: attention to nothing at all would be 0 / 0."""
     mask_BCL = batch.inputs["attention_mask"].clone()
-    absent_BC = (mask_BCL == 0).all(-1)
-    # Attention to nothing at all would be 0 / 0.
-    mask_BCL[..., 0].masked_fill_(absent_BC, 1)
-    logits_BC = model(**batch.inputs | {"attention_mask": mask_BCL}).logits
-    # Finite, so that differences of log probabilities stay numbers; within FP16's range.
-    return logits_BC.masked_fill(absent_BC, ABSENT)
+    mask_BCL[..., 0].masked_fill_(_absent(batch), 1)
+    return replace(batch, inputs=batch.inputs | {"attention_mask": mask_BCL}).marked(batch.padded)
 
 
 def masked_lm(
@@ -147,7 +151,7 @@ def masked_lm(
     assert batch.positions is not None
     firsts_B = _starts(batch) + (~batch.pad_BL).int().argmax(1)  # [CLS], which left padding moves
     reads = Reads(torch.cat([batch.positions, firsts_B]).unsqueeze(0), len(firsts_B), head_at_cls)
-    with perturbed(model, perturb, tap, reads, whole, same_dropout, batch.padded) as now:
+    with perturbed(model, perturb, tap, reads, whole, same_dropout, batch.looked) as now:
         # Not by an index, whose gradient would be a copy among zeros as large as the logits.
         logits = model(**batch.inputs).logits.squeeze(0)
     if not head_at_cls:

@@ -36,10 +36,14 @@ def check_file(file: Path, flag: str) -> None:
 
 
 def remove(folder: Path, first: str) -> None:
-    """Remove a folder and, before all else in it, the file by which it counts as whole: what a kill leaves of it, or a
-    system that refuses, does not."""
-    with suppress(OSError):
-        (folder / first).unlink()
+    """Remove a folder and, before all else in it, the file by which it counts as whole: what a kill leaves of it does
+    not. A link is left as it is, and a folder of which the system does not give that file away."""
+    if folder.is_symlink():
+        return
+    try:
+        (folder / first).unlink(missing_ok=True)
+    except OSError:
+        return
     shutil.rmtree(folder, ignore_errors=True)
 
 

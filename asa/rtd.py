@@ -5,6 +5,7 @@ one wants, tells for every token whether it is the original. What differs from t
 discriminator is 1/50 on the generator here (AdamW sees the ratio alone), and the masks are those of plain MLM.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,8 @@ def replace_tokens(masked: Batch, sampled_M: Tensor, total_labels: int) -> Batch
     ids_BL.view(-1)[masked.positions] = sampled_M
     labels_BL = torch.full_like(ids_BL, ORIGINAL).masked_fill(masked.pad_BL, IGNORE)
     labels_BL.view(-1)[masked.positions] = (sampled_M != masked.labels).long() * REPLACED
-    return Batch("token", masked.inputs | {"input_ids": ids_BL}, labels_BL, masked.total_rows, total_labels)
+    inputs = masked.inputs | {"input_ids": ids_BL}
+    return replace(masked, kind="token", inputs=inputs, labels=labels_BL, positions=None, total_labels=total_labels)
 
 
 def load_discriminator(folder: Path, seed: int) -> tuple["transformers.PreTrainedModel", list[str]]:

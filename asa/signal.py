@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from asa.batch import Looked
 from asa.fused.products import Products
 
 # B rows, D width, H heads, L length (queries, then keys)
@@ -77,8 +78,7 @@ class Pass(NamedTuple):
     """One forward pass.
 
     reads: None: the head gets all states as they are. first: see Reads. whole: the last block computes all tokens,
-    whatever is read. same_dropout: it draws what another pass draws. padded: whether the rows have padding, None where
-    that is not known.
+    whatever is read. same_dropout: it draws what another pass draws. looked: what is known of the padding mask.
     """
 
     perturb: Perturb
@@ -87,7 +87,7 @@ class Pass(NamedTuple):
     first: list[Tensor]
     whole: bool
     same_dropout: bool
-    padded: bool | None = None
+    looked: Looked | None = None
 
     @property
     def final_tap(self) -> Tap | None:

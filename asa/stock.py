@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import transformers
@@ -17,18 +18,23 @@ def stock(model: "transformers.PreTrainedModel") -> bool:
     """
     if not type(model).__module__.startswith("transformers."):
         return False
-    if any(_altered(part) for _, part in _parts(model)):
+    if any(altered(part) for _, part in _parts(model)):
         return False
     with torch.device("meta"):
         plain = type(model)(copy.deepcopy(model.config))
     return _types(model) == _types(plain)
 
 
-def _altered(part: nn.Module) -> bool:
-    """By a forward or a hook that is not of Hugging Face's own activation checkpointing."""
+def altered(part: nn.Module) -> bool:
+    """By a forward or a hook that is neither ours nor of Hugging Face's own activation checkpointing."""
     own = vars(part)
     hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
-    return "forward" in own or not all(getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks)
+    return "forward" in own or not all(_known(hook) for hook in hooks)
+
+
+def _known(hook: Any) -> bool:
+    # Ours are partials.
+    return getattr(getattr(hook, "func", hook), "__module__", "").startswith(("transformers.", "asa."))
 
 
 def _types(model: nn.Module) -> list[tuple[str, type]]:

@@ -33,8 +33,7 @@ PARTS: dict[str, dict[str, list[str]]] = {
         "data": [
             "finetune.sweep.tasks_of",
             "finetune.sweep.Sweep._encode",
-            "finetune.loop.training_rows",
-            "finetune.loop.window",
+            "finetune.loop.Ahead.__call__",
         ],
         "model": ["finetune.loop.build"],
         "engine": ["finetune.loop.engine_of"],

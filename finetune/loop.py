@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from asa import dist, record
+from asa.ahead import Ahead
 from asa.batch import Batch
 from asa.dist import seed_all
 from asa.engine import Engine, StepStats
@@ -56,6 +57,7 @@ class Session:
     saver: Saver
     progress: Progress
     meter: Meter
+    windows: Ahead[list[Batch]]  # a process's micro-batches of a step
     began: float  # as if earlier parts of the run had gone before without a pause
     peak: int = 0  # bytes in the steps of this process, evaluations apart: of tensors on a GPU, else resident
 
@@ -85,11 +87,16 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
             _refused(cell, facts, error)
             raise
         if not progress.step and dist.is_main():
+            state.clear(folder)
             remove(folder, record.NAME)
         lines = held.enter_context(closing(record_of(folder, {**facts, "new_weights": new}, progress.step or None)))
         saver = Saver(folder, config.save_every, config.models[run.model])
         began -= progress.seconds
-        session = Session(cell, task, data, engine, method, steps, device, lines, saver, progress, Meter(), began)
+        windows = Ahead(partial(_window, data["train"], config, run.seed))
+        held.callback(windows.close)
+        session = Session(
+            cell, task, data, engine, method, steps, device, lines, saver, progress, Meter(), windows, began
+        )
         try:
             end = alone(lambda: _finish(session, _fit(session)))
         except (RequestError, WorkError) as error:
@@ -170,12 +177,16 @@ def _guard(config: FinetuneConfig) -> Callable[[Callable[[], T]], T]:
     return agreed if config.engine == "plain" else alone
 
 
+def _window(train: Encoded, config: FinetuneConfig, seed: int, step: int) -> list[Batch]:
+    rows = training_rows(train, config.batch, seed, step, config.buckets)
+    return window(train, rows, micro(config), dist.rank(), dist.world())
+
+
 def _step(session: Session) -> None:
     """One batch: an optimizer step, or several where the method replays it."""
     config, engine, method, step = session.cell.config, session.engine, session.method, session.progress.step
-    seed, train = session.cell.run.seed, session.data["train"]
-    rows = training_rows(train, config.batch, seed, step, config.buckets)
-    batches = [batch.to(session.device) for batch in window(train, rows, micro(config), dist.rank(), dist.world())]
+    seed = session.cell.run.seed
+    batches = [batch.to(session.device) for batch in session.windows(step)]
     engine.module.train()
     for replay in range(method.replays):
         seed_all(seed, DROPOUT, step * method.replays + replay, dist.rank())

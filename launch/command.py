@@ -38,7 +38,8 @@ def _launcher() -> list[str]:
     program = Path(sys.executable).with_name("deepspeed")  # one on PATH may be another Python's
     if program.exists():
         return [str(program)]
-    if find_spec("deepspeed") is None:
+    found = find_spec("deepspeed")
+    if found is None or found.origin is None:  # or any folder of that name here
         raise RequestError(f"{sys.executable} has no deepspeed; install it for this Python")
     return [sys.executable, "-m", "deepspeed.launcher.runner"]  # as pip install --user leaves it, its program elsewhere
 

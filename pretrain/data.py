@@ -1,6 +1,5 @@
 """Rows -> batches, as a pure function of (seed, step): the same rows and masks for any number of processes."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from asa import manifest
+from asa.ahead import Ahead
 from asa.batch import Batch
 from asa.errors import WorkError
 from pretrain.masking import Ids, MaskedRows, Masking, Rule, Special, mask_rows
@@ -99,19 +99,12 @@ class Batches:
         self.heldout = Rows(folder, "heldout")
         self.order = Order(len(self.train), seed, global_batch)
         self.seed, self.rank, self.world = seed, rank, world
-        self._thread = ThreadPoolExecutor(1, "next-batches")
-        self._next: tuple[int, int, Future[list[Batch]]] | None = None
+        self._ahead = Ahead(self._make)
 
     def step(self, step: int, slots: int) -> list[Batch]:
-        """This rank's micro-batches of a step. Rows go to slots first, then to ranks.
-
-        The step after it is made ready on a thread meanwhile: what is asked for decides when, never what.
-        """
-        if self._next is None or self._next[:2] != (step, slots):
-            self._next = (step, slots, self._thread.submit(self._make, step, slots))
-        batches = self._next[2].result()
-        self._next = (step + 1, slots, self._thread.submit(self._make, step + 1, slots))
-        return batches
+        """This rank's micro-batches of a step, the step after it being made ready meanwhile. Rows go to slots first,
+        then to ranks."""
+        return self._ahead(step, slots)
 
     def rows(self, step: int, slots: int) -> list[NDArray[np.int64]]:
         """Numbers of the training rows in this rank's micro-batches of a step."""

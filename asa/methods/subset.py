@@ -24,15 +24,16 @@ class Subset(NamedTuple):
 def choose(batch: Batch, rows_K: Tensor) -> Subset:
     """The examples `rows_K` of a batch, in that order."""
     inputs = batch.inputs | {name: tensor[rows_K] for name, tensor in batch.by_row().items()}
+    padded = None if batch.padded else batch.padded  # of some rows of a padded batch it is not known
     if batch.positions is None:
-        return Subset(replace(batch, inputs=inputs, labels=batch.labels[rows_K]), rows_K, rows_K)
+        return Subset(replace(batch, inputs=inputs, labels=batch.labels[rows_K]).marked(padded), rows_K, rows_K)
     rows, length = batch.inputs["input_ids"].shape
     place_B = torch.full((rows,), -1, device=rows_K.device)
     place_B[rows_K] = torch.arange(len(rows_K), device=rows_K.device)
     moved_M = place_B[batch.positions // length] * length + batch.positions % length
     held = (moved_M >= 0).nonzero().squeeze(-1)  # once: each time a GPU is waited for
     part = replace(batch, inputs=inputs, labels=batch.labels[held], positions=moved_M[held])
-    return Subset(part, rows_K, held)
+    return Subset(part.marked(padded), rows_K, held)
 
 
 def of(out: Output, subset: Subset) -> Output:

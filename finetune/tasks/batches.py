@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from asa.batch import IGNORE, Batch
@@ -80,8 +81,10 @@ class Encoded:
 
 def _padded(rows: list[Tensor], value: int) -> Tensor:
     """Rows of L, or of CL, to the largest C and L among them."""
+    if rows[0].dim() == 1:
+        return pad_sequence(rows, batch_first=True, padding_value=value)
     longest, most = max(row.shape[-1] for row in rows), max(row.shape[0] for row in rows)
-    missing = [(0, longest - row.shape[-1], 0, most - row.shape[0])[: 2 * row.dim()] for row in rows]
+    missing = [(0, longest - row.shape[-1], 0, most - row.shape[0]) for row in rows]
     return torch.stack([F.pad(row, gap, value=value) for row, gap in zip(rows, missing, strict=True)])
 
 

@@ -98,3 +98,27 @@ def test_what_a_kill_leaves_of_a_removed_folder_is_not_whole(
     remove(folder, "mark")
     assert not folder.exists()
     remove(folder, "mark")  # nothing there
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    archive, link = tmp_path / "archive", tmp_path / "link"
+    archive.mkdir()
+    (archive / "mark").write_text("kept")
+    link.symlink_to(archive)
+    remove(link, "mark")
+    assert (link / "mark").read_text() == "kept"
+
+
+def test_a_folder_whose_mark_cannot_be_removed_keeps_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mark", "other"):
+        (tmp_path / name).write_text(name)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        remove(tmp_path, "mark")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mark", "other"]

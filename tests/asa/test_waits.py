@@ -1,6 +1,7 @@
 """What a step reads back from its device, for which the host would wait for a GPU: nothing before the update."""
 
 import copy
+import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,22 +16,20 @@ from transformers import BertForSequenceClassification, BertModel
 from asa.adversary import ASAConfig
 from asa.batch import Batch, Kind
 from asa.families import FAMILIES
+from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
+from asa.methods.subset import choose
 from asa.model import TaskModel
+from asa.rtd import ReplacedTokenModel, replace_tokens, sample
 from tests.asa.conftest import CPU, KINDS, LENGTH, ROWS, batch_for, tiny_bert, tiny_engine, tiny_module
 from tests.asa.encoders import EAGER_ONLY, PAIRS, tiny
+from tests.asa.test_rtd import discriminator
 
-# Operations whose result, or its size, the host needs.
-READS = (
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "equal",
-    "unique",
-    "_unique2",
-    "bincount",
-    "repeat_interleave",
-)
+# Operations whose result, or its size, the host needs; those by flags among them look for their places.
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique", "_unique2", "unique_dim", "bincount")
+READS += ("unique_consecutive", "repeat_interleave", "masked_scatter", "masked_scatter_")
+BY_FLAGS = ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")
+OUT = ("tolist", "numpy", "cpu")  # ways out of a tensor that no operation shows on a CPU
 PADDED, FULL = "padded", "full"
 
 
@@ -41,9 +40,26 @@ class Reads(TorchDispatchMode):
         super().__init__()
         self.places: list[str] = []
 
+    def __enter__(self) -> "Reads":
+        self._patch = pytest.MonkeyPatch()
+        for name in OUT:
+            self._patch.setattr(Tensor, name, self._noting(name, getattr(Tensor, name)))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._patch.undo()
+        super().__exit__(*error)
+
+    def _noting(self, name: str, method: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.places.append(f"{name}: " + "".join(traceback.format_stack(limit=6)))
+            return method(*args, **kwargs)
+
+        return noted
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        by_flags = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        by_flags = name in BY_FLAGS and any(i is not None and i.dtype == torch.bool for i in args[1])
         if name in READS or by_flags:
             self.places.append(f"{name}: " + "".join(traceback.format_stack(limit=6)))
         return func(*args, **kwargs or {})
@@ -64,14 +80,54 @@ def test_a_step_reads_nothing_before_its_update_and_once_in_it(name: str, kind: 
     method = METHODS[name](MethodsConfig())
     engine = tiny_engine(tiny_module(kind, ASAConfig() if method.uses_adversary else None, dropout=0.1))
     batch = moved("bert", kind, rows)
+    for _ in range(2):  # asa_sparse attacks in every other one
+        with Reads() as passes:
+            method.backward(engine, batch, At(0, 0))
+        assert passes.places == []
+        with Reads() as update:
+            engine.step()
+            method.after_step(engine)
+        assert len(update.places) == 1
+        assert "isfinite" in update.places[0]
+
+
+HARMFUL: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda x: x[0].item(),
+    "truth": lambda x: bool((x > 0).all()),
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "cpu": lambda x: x.cpu(),
+    "rows by flags": lambda x: x[x > 0],
+    "flags set": lambda x: x.clone().__setitem__(x > 0, torch.ones(2)),
+    "unique": lambda x: x.unique(),
+    "runs": lambda x: x.unique_consecutive(),
+    "where": lambda x: torch.where(x > 0),
+}
+
+
+@pytest.mark.parametrize("which", HARMFUL)
+def test_what_a_gpu_would_be_waited_for_is_noticed(which: str) -> None:
+    with Reads() as reads:
+        HARMFUL[which](torch.tensor([1.0, -1.0, 2.0]))
+    assert reads.places
+
+
+def test_replaced_token_detection_looks_at_no_mask_either() -> None:
+    module = ReplacedTokenModel(discriminator("bert", attention="sdpa"), tiny("bert", attention="sdpa"), ASAConfig())
+    engine, masked = tiny_engine(module), moved("bert", "mlm", PADDED)
     with Reads() as passes:
-        method.backward(engine, batch, At(0, 0))
+        out = engine.forward(masked)
+        engine.backward(task_loss(out, masked))
+        tokens = replace_tokens(masked, sample(out.log_probs, 0), 22)
+        METHODS["asa"](MethodsConfig()).backward(engine, tokens, At(0, 0))
     assert passes.places == []
-    with Reads() as update:
-        engine.step()
-        method.after_step(engine)
-    assert len(update.places) == 1
-    assert "isfinite" in update.places[0]
+    assert tokens.padded is True
+
+
+def test_some_rows_of_a_full_batch_are_full() -> None:
+    for rows, known in ((PADDED, None), (FULL, False)):
+        for kind in ("mlm", "classification"):
+            assert choose(moved("bert", kind, rows), torch.tensor([2, 0])).batch.padded is known
 
 
 @pytest.mark.parametrize("rows", [PADDED, FULL])
@@ -124,11 +180,21 @@ def test_what_was_seen_of_a_mask_holds_for_that_mask_alone(kind: Kind) -> None:
     assert (padded.padded, full.padded) == (True, False)
     assert (padded.twice().padded, full.twice().padded) == (True, False)
     assert full.to(CPU).padded is False
+    for copied in (copy.deepcopy(full), pickle.loads(pickle.dumps(full))):
+        assert copied.padded is None
     other = replace(full, inputs=full.inputs | {"attention_mask": padded.inputs["attention_mask"]})
     assert other.padded is None
-    full.inputs["attention_mask"][0, ..., -1] = 0
+    full.inputs["attention_mask"].data[0, ..., -1] = 0  # which torch does not count
+    assert full.to(CPU).padded is True
+    full.inputs["attention_mask"][0, ..., -2] = 0
     assert full.padded is None
     assert full.to(CPU).padded is True
+
+
+def test_masks_of_another_shape_than_the_tokens_are_left_to_the_model() -> None:
+    batch = moved("bert", "classification", FULL)
+    for mask in (torch.ones(ROWS, LENGTH - 2), torch.ones(1, LENGTH), torch.ones(ROWS, 1, LENGTH, LENGTH)):
+        assert replace(batch, inputs=batch.inputs | {"attention_mask": mask}).to(CPU).padded is None
 
 
 def test_masks_that_torch_does_not_watch_are_not_relied_on() -> None:
@@ -165,6 +231,44 @@ def own_hook() -> Any:
     model = tiny_bert("classification")
     watched(model)
     return model
+
+
+def hide(mask: Tensor) -> Tensor:
+    hidden = mask.clone()
+    hidden[:, -4:] = 0
+    return hidden
+
+
+def hook_on_model(model: Any) -> None:
+    model.register_forward_pre_hook(
+        lambda part, args, kwargs: (args, kwargs | {"attention_mask": hide(kwargs["attention_mask"])}), with_kwargs=True
+    )
+
+
+def hook_on_base(model: Any) -> None:
+    hook_on_model(model.base_model)
+
+
+def forward_of_base(model: Any) -> None:
+    base, theirs = model.base_model, model.base_model.forward
+    base.forward = lambda *args, **kwargs: theirs(*args, **kwargs | {"attention_mask": hide(kwargs["attention_mask"])})
+
+
+def forward_of_model(model: Any) -> None:
+    theirs = model.forward
+    model.forward = lambda *args, **kwargs: theirs(*args, **kwargs | {"attention_mask": hide(kwargs["attention_mask"])})
+
+
+@pytest.mark.parametrize("change", [hook_on_model, hook_on_base, forward_of_base, forward_of_model])
+@pytest.mark.parametrize("rows", [PADDED, FULL])
+def test_what_is_added_later_gets_the_mask_and_may_give_another(change: Callable[[Any], None], rows: str) -> None:
+    model: Any = tiny_bert("classification").eval()
+    module, batch = TaskModel(model, "classification"), moved("bert", "classification", rows)
+    before = module(batch).logits
+    change(model)
+    after = module(batch).logits
+    torch.testing.assert_close(after, model(**batch.inputs).logits, rtol=0, atol=1e-6)
+    assert not torch.allclose(before, after, atol=1e-3)
 
 
 @pytest.mark.parametrize("make", [own_class, own_hook])

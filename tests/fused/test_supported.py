@@ -154,7 +154,9 @@ def test_sums_are_whole_inside_and_as_they_were_outside(accumulates: bool) -> No
     try:
         before = [getattr(settings, name) for name in launch.REDUCED]
         with launch._whole_sums():
-            assert not any(getattr(settings, name) for name in launch.REDUCED)
+            assert not settings.allow_fp16_accumulation
+            assert not settings.allow_fp16_reduced_precision_reduction
+            assert not settings.allow_bf16_reduced_precision_reduction
         assert [getattr(settings, name) for name in launch.REDUCED] == before
         assert settings.allow_fp16_accumulation == accumulates
     finally:

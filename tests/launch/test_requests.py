@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -286,9 +287,10 @@ def test_on_one_machine_deepspeed_reads_no_hostfile_that_a_cluster_may_have() ->
 
 def test_a_python_without_deepspeed_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr("launch.command.find_spec", lambda name: None)
-    with pytest.raises(RequestError, match=f"{tmp_path}/python has no deepspeed; install it"):
-        deepspeed_command(ClusterOptions(), Nodes({"localhost": 2}, node=0), ["pretrain", "run"])
+    for found in (None, ModuleSpec("deepspeed", None)):  # the second is a folder of that name here
+        monkeypatch.setattr("launch.command.find_spec", lambda name, found=found: found)
+        with pytest.raises(RequestError, match=f"{tmp_path}/python has no deepspeed; install it"):
+            deepspeed_command(ClusterOptions(), Nodes({"localhost": 2}, node=0), ["pretrain", "run"])
 
 
 def test_a_deepspeed_without_a_program_beside_python_starts_as_a_module(
