@@ -132,6 +132,41 @@ MUTATIONS = (
         'if len(found) != len(listed[name]["sha256"]):',
         "asa/test_checkpoint.py::test_a_flipped_byte_is_found_before_anything_is_loaded",
     ),
+    Mutation(
+        "what a removal begins with is left to chance",
+        "places.py",
+        "(folder / first).unlink(missing_ok=True)",
+        "(folder / first).exists()",
+        "asa/test_places.py::test_what_a_kill_leaves_of_a_removed_folder_is_not_whole",
+    ),
+    Mutation(
+        "what was known of a padding mask is believed after it changed",
+        "batch.py",
+        " and _version(mask) == self.version",
+        "",
+        "asa/test_waits.py::test_what_was_seen_of_a_mask_holds_for_that_mask_alone",
+    ),
+    Mutation(
+        "a mask that is not the batch's own is passed over",
+        "attention.py",
+        "or not looked.holds(mask)",
+        "",
+        "asa/test_waits.py::test_what_is_added_later_gets_the_mask_and_may_give_another",
+    ),
+    Mutation(
+        "a head that was replaced is not noticed",
+        "stock.py",
+        "if part is not base",
+        "if part is base",
+        "asa/test_trimmed.py::test_a_head_that_is_replaced_later_gets_all_tokens",
+    ),
+    Mutation(
+        "attention of several rows on a CPU gives their masks one gradient",
+        "cpu_attention.py",
+        "len(d_scores) if len(found_mask) > 1 else 1",
+        "1",
+        "asa/test_cpu_attention.py::test_without_dropout_it_is_torchs",
+    ),
 )
 
 
