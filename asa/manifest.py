@@ -77,9 +77,13 @@ def verify(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """As `read`, and every byte is hashed. Raises WorkError naming the first damaged file."""
     content = _read(folder, kind, flag)
     listed = content["files"]
-    for name, found in zip(listed, _hashes([folder / name for name in listed]), strict=True):
-        if found != listed[name]["sha256"]:
-            raise WorkError(f"{folder / name} is damaged: its sha256 is not the one in {NAME}; make the folder anew")
+    try:
+        for name, found in zip(listed, _hashes([folder / name for name in listed]), strict=True):
+            if found != listed[name]["sha256"]:
+                wrong = f"{folder / name} is damaged: its sha256 is not the one in {NAME}; make the folder anew"
+                raise WorkError(wrong)
+    except OSError as error:  # it may be an old checkpoint, which a run that goes on removes just now
+        raise WorkError(f"{folder} cannot be read: {error}; give the same command again, or another {flag}") from error
     return content["facts"]
 
 
@@ -177,17 +181,30 @@ def staging(folder: Path) -> Generator[Path]:
         try:
             yield fresh
         except BaseException:
-            shutil.rmtree(root, ignore_errors=True)
+            _discard(root)
             raise
         for path in fresh.rglob("*"):
             fsync(path)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)  # of an attempt that was killed just before its end
             folder.rename(old)
-        fresh.rename(folder)
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
         fsync(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)  # first: while it lasts, the mark says whose it is
-        shutil.rmtree(root)
+        _discard(root)
+
+
+def _discard(root: Path) -> None:
+    """Remove what a claim holds, its mark last: while anything is left, it says whose that is."""
+    for path in root.iterdir():
+        if path.name != _MARK:
+            shutil.rmtree(path, ignore_errors=True)
+    if [path.name for path in root.iterdir()] == [_MARK]:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 @contextmanager

@@ -47,6 +47,20 @@ def remove(folder: Path, first: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def clear(folder: Path, first: str) -> None:
+    """Remove what a folder holds, or the one that a link leads to, before all else the file by which it counts as
+    whole. Raises NotWritten where the system refuses."""
+    if not folder.is_dir():
+        return
+    with refusal_told(folder):
+        (folder / first).unlink(missing_ok=True)
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
 @contextmanager
 def refusal_told(path: Path, advice: str = "give the same command again") -> Generator[None]:
     """Inside, what the system refuses to write to `path` is failed work and no traceback.

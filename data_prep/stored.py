@@ -53,7 +53,7 @@ def copy(folders: list[Path], kind: str, target: Path, flag: str) -> None:
             manifest.verify(folder, kind, flag)
         for source, copied in every:
             copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, copied)
+            shutil.copyfile(source, copied)  # its contents alone: another part's file may follow at that place
             progress.update(source.stat().st_size)
 
 

@@ -153,6 +153,7 @@ def _publish(root: Path, out: Path) -> None:
     for path in (root / "out").rglob("*"):
         fsync(path)
     if out.exists():
+        shutil.rmtree(root / _OLD, ignore_errors=True)  # of an attempt that was killed just before its end
         out.rename(root / _OLD)
     (root / "out").rename(out)
     fsync(out.parent)

@@ -13,7 +13,7 @@ from scipy.special import log_softmax, logsumexp
 
 from asa import manifest, record
 from asa.errors import RequestError
-from asa.places import check_folder, remove
+from asa.places import check_folder, clear
 from asa.record import Record
 from finetune.evaluation_config import EnsembleConfig
 from finetune.metrics import score
@@ -41,7 +41,7 @@ def ensemble(config: EnsembleConfig) -> None:
     _replaceable(config.out, config.runs)
     means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
     facts = _facts(config.runs, starts)
-    remove(config.out, record.NAME)
+    clear(config.out, record.NAME)
     with closing(Record(config.out, facts)) as log:
         end: dict[str, Any] = {}
         for split, one in means.items():

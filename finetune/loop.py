@@ -21,7 +21,7 @@ from asa.engine import Engine, StepStats
 from asa.errors import RequestError, WorkError
 from asa.methods import METHODS, At, Method
 from asa.methods.base import add
-from asa.places import remove
+from asa.places import clear
 from asa.record import Record
 from finetune import resident, state
 from finetune.config import FinetuneConfig
@@ -86,9 +86,9 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
         except (RequestError, WorkError) as error:
             _refused(cell, facts, error)
             raise
-        if not progress.step and dist.is_main():
+        if not progress.step:
             state.clear(folder)
-            remove(folder, record.NAME)
+            dist.on_main(lambda: clear(folder, record.NAME))
         lines = held.enter_context(closing(record_of(folder, {**facts, "new_weights": new}, progress.step or None)))
         saver = Saver(folder, config.save_every, config.models[run.model])
         began -= progress.seconds
@@ -129,7 +129,7 @@ def _refused(cell: Cell, facts: dict[str, Any], error: RequestError | WorkError)
     """Record a run that could not begin. A finished one, or a saved state, that lies in its folder stays."""
     folder = cell.folder
     if dist.is_main() and not record.finished(folder / record.NAME) and not state.saved(folder):
-        remove(folder, record.NAME)
+        clear(folder, record.NAME)
         with closing(Record(folder, facts)) as lines:
             lines.log("failed", 0, _told(error))
 

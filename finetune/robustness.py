@@ -14,7 +14,7 @@ import torch
 from asa import record
 from asa.errors import RequestError, WorkError
 from asa.hf import weights_sha256
-from asa.places import check_folder, remove, whole
+from asa.places import check_folder, clear, whole
 from asa.record import Record
 from finetune.attack import Worst
 from finetune.evaluation_config import RobustnessConfig
@@ -132,7 +132,7 @@ def _compare(
     if kept(folder, facts, config.overwrite):
         return record.read(folder / record.NAME)[-1]
     began = time.perf_counter()
-    remove(folder, record.NAME)
+    clear(folder, record.NAME)
     rows, radius_E = rows[radius_E > 0], radius_E[radius_E > 0]
     with closing(Record(folder, {**facts, "command": sys.argv})) as log:
         worst = attacked(subject, rows, radius_E, config, "attack")

@@ -13,7 +13,7 @@ from asa import record
 from asa.errors import RequestError
 from asa.hf import weights_sha256
 from asa.model import TaskModel
-from asa.places import check_folder, remove
+from asa.places import check_folder, clear
 from asa.record import Record
 from finetune.evaluation_config import ScoreConfig
 from finetune.labels import label_map, merged
@@ -113,7 +113,7 @@ def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
 def score_one(one: Pair, module: TaskModel, config: ScoreConfig, facts: dict[str, Any]) -> dict[str, Any]:
     """Predict and score every split but those of training and choice; what the end line holds."""
     began = time.perf_counter()
-    remove(one.folder, record.NAME)
+    clear(one.folder, record.NAME)
     end: dict[str, Any] = {}
     known: dict[Any, np.ndarray] = {}
     with closing(Record(one.folder, {**facts, "command": sys.argv})) as log:

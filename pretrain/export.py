@@ -54,8 +54,7 @@ def export(request: ExportConfig) -> float:
 
     Raises: RequestError for a wrong request, WorkError for a damaged checkpoint, logits that differ or a full disk.
     """
-    if request.out.exists() and not request.overwrite:
-        raise RequestError(f"{request.out} exists; set --overwrite true to replace it, or another --out")
+    _refuse_existing(request)
     manifest.replaceable(request.out, KIND, "--out")
     source = checkpoint.find(request.checkpoint, "--checkpoint")
     state, facts = checkpoint.read_model(source, "--checkpoint")
@@ -64,8 +63,9 @@ def export(request: ExportConfig) -> float:
     load_parameters(trained, state)
     parts, tokenizer = _parts(trained), load_tokenizer(source / "hf", "--checkpoint")
     about = card(facts, record.read(_record_of(source)), trained.adversary is not None)
-    with manifest.staging(request.out) as folder:
-        with refusal_told(request.out), hf.quiet():
+    with refusal_told(request.out), manifest.staging(request.out) as folder:
+        _refuse_existing(request)  # another process may have finished one meanwhile
+        with hf.quiet():
             for part in parts:
                 part.model.save_pretrained(folder / part.path)
                 tokenizer.save_pretrained(folder / part.path)
@@ -77,9 +77,13 @@ def export(request: ExportConfig) -> float:
             raise WorkError(
                 f"the exported logits differ from the trained ones by {difference:.1e}, more than {PARITY:g}"
             )
-        with refusal_told(request.out):
-            manifest.write(folder, KIND, {"source": source.name, "step": facts["step"], "parity": difference})
+        manifest.write(folder, KIND, {"source": source.name, "step": facts["step"], "parity": difference})
     return difference
+
+
+def _refuse_existing(request: ExportConfig) -> None:
+    if request.out.exists() and not request.overwrite:
+        raise RequestError(f"{request.out} exists; set --overwrite true to replace it, or another --out")
 
 
 def _record_of(checkpoint_: Path) -> Path:

@@ -17,7 +17,7 @@ from asa.engine import StepStats
 from asa.errors import NotWritten, RequestError, WorkError
 from asa.methods import At
 from asa.methods.base import add
-from asa.places import refusal_told
+from asa.places import whole
 from asa.record import Record, Value
 from pretrain.config import PretrainConfig
 from pretrain.faults import Fault
@@ -108,8 +108,8 @@ def _open_record(run: Run) -> Record:
 
     def write() -> None:
         path = config.out / "config.yaml"
-        with refusal_told(path):
-            save_yaml(config, path)
+        with whole(path) as partial:
+            save_yaml(config, partial)
         made.append(Record(config.out, facts_of(run), resume=run.step or None, wandb=config.wandb))
 
     dist.on_main(write)

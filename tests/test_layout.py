@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutations import MUTATIONS, Mutation
+
 ROOT = Path(__file__).parents[1]
 STAGES = ("data_prep", "pretrain", "finetune")
 FOLDERS = ("asa", *STAGES, "launch", "benchmarks")
@@ -119,3 +121,8 @@ def test_the_rules_above_see_what_they_forbid() -> None:
     assert {"torch", "pyright", "triton", "jsonargparse"} <= dependencies()
     rows = "| package | for |\n|---|---|\n| a, b-c (x, y) | d |\n"
     assert explained(f"## Dependencies, and why each\n\n{rows}\n## Next\n| e | f |\n") == {"a", "b-c"}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.what)
+def test_every_mutant_finds_its_line(mutation: Mutation) -> None:
+    assert (ROOT / "asa" / mutation.file).read_text().count(mutation.text) == 1

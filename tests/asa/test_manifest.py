@@ -1,9 +1,11 @@
 """A folder is complete when its manifest is there and every listed file is what it says."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,7 +188,7 @@ def rename_or_die(*paths):
     left[0] -= 1
     return rename(*paths) if left[0] >= 0 else os._exit(9)
 pathlib.Path.rename = rename_or_die
-manifest.shutil.rmtree = lambda path, **rest: os._exit(9) if path.name == "out.partial" else None
+manifest.shutil.rmtree = lambda path, **rest: os._exit(9) if path.name == "old" and left == [0] else None
 with manifest.staging(pathlib.Path(sys.argv[1])) as fresh:
     (fresh / "second").touch()
 """
@@ -214,6 +216,66 @@ with manifest.staging(pathlib.Path(sys.argv[1])):
     assert subprocess.run([sys.executable, "-c", killed, str(final)]).returncode == 9
     enter(final)
     assert list(tmp_path.rglob("*")) == [final]
+
+
+class Killed(BaseException):
+    """What no handler takes."""
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_what_is_left_of_an_attempt_that_failed_and_was_killed_blocks_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    done, unlink = [left], os.unlink
+
+    def dying(*args: Any, **kwargs: Any) -> None:
+        if not done[0]:
+            raise Killed
+        done[0] -= 1
+        unlink(*args, **kwargs)
+
+    def fail() -> None:
+        with manifest.staging(tmp_path / "out") as fresh:
+            for name in ("a", "b", "c"):
+                (fresh / name).write_text(name)
+            monkeypatch.setattr(os, "unlink", dying)
+            raise ValueError
+
+    with pytest.raises((Killed, ValueError)):
+        fail()
+    monkeypatch.undo()
+    with manifest.staging(tmp_path / "out") as fresh:
+        assert list(fresh.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_what_was_replaced_comes_back_where_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, rename = tmp_path / "out", Path.rename
+    out.mkdir()
+    (out / "old").touch()
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name == "out" and path.parent.name == "out.partial":
+            raise OSError(5, "input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="input/output error"), manifest.staging(out):
+        pass
+    assert (out / "old").is_file()
+
+
+def test_a_folder_that_is_removed_while_it_is_verified_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(path: Path) -> str:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(manifest, "file_sha256", gone)
+    with pytest.raises(WorkError, match=r"cannot be read: .*No such file.*; give the same command again"):
+        manifest.verify(folder, "fruit", "--data")
 
 
 def test_staging_replaces_what_a_link_leads_to(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
-from asa.errors import RequestError, WorkError
-from asa.places import locked, remove, whole
+from asa.errors import NotWritten, RequestError, WorkError
+from asa.places import clear, locked, remove, whole
 
 
 def fail(path: Path, error: BaseException) -> None:
@@ -73,9 +73,10 @@ class Killed(BaseException):
     """What no handler takes."""
 
 
+@pytest.mark.parametrize("mark", ["a", "mark", "z"])  # one of which the system may list first
 @pytest.mark.parametrize("done", range(4))
 def test_what_a_kill_leaves_of_a_removed_folder_is_not_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int, mark: str
 ) -> None:
     folder, left = tmp_path / "folder", [done]
     (folder / "inner").mkdir(parents=True)
@@ -91,13 +92,13 @@ def test_what_a_kill_leaves_of_a_removed_folder_is_not_whole(
 
     monkeypatch.setattr(os, "unlink", dying)
     with pytest.raises(Killed):
-        remove(folder, "mark")
-    assert (folder / "mark").exists() == (done == 0)
+        remove(folder, mark)
+    assert (folder / mark).exists() == (done == 0)
     assert sum(path.is_file() for path in folder.rglob("*")) == 4 - done
     monkeypatch.undo()
-    remove(folder, "mark")
+    remove(folder, mark)
     assert not folder.exists()
-    remove(folder, "mark")  # nothing there
+    remove(folder, mark)  # nothing there
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -122,3 +123,27 @@ def test_a_folder_whose_mark_cannot_be_removed_keeps_everything(
         patch.setattr(Path, "unlink", refuse)
         remove(tmp_path, "mark")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mark", "other"]
+
+
+def test_what_a_link_leads_to_is_cleared_and_kept(tmp_path: Path) -> None:
+    there, link = tmp_path / "there", tmp_path / "link"
+    (there / "inner").mkdir(parents=True)
+    for name in ("mark", "inner/file", "other"):
+        (there / name).write_text(name)
+    link.symlink_to(there)
+    clear(link, "mark")
+    assert link.is_symlink()
+    assert list(there.iterdir()) == []
+    clear(tmp_path / "absent", "mark")
+
+
+def test_what_cannot_be_cleared_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mark").touch()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(NotWritten, match="not permitted"):
+            clear(tmp_path, "mark")

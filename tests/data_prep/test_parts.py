@@ -139,6 +139,18 @@ def test_what_a_kill_after_publishing_leaves_is_discarded(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_what_a_kill_after_publishing_leaves_does_not_end_a_later_replacement(tmp_path: Path) -> None:
+    out, left = tmp_path / "out", tmp_path / "out.partial" / "old"
+    out.mkdir()
+    (out / "first").touch()
+    with workspace(out, MADE_FROM, overwrite=False) as space:
+        left.mkdir()
+        (left / "of a killed attempt").touch()
+        (space.out / "second").touch()
+    assert [path.name for path in out.iterdir()] == ["second"]
+    assert not left.parent.exists()
+
+
 def test_only_one_run_at_a_time(tmp_path: Path) -> None:
     with workspace(tmp_path / "out", MADE_FROM, overwrite=False) as space:
         with pytest.raises(RequestError, match="another run"), workspace(tmp_path / "out", MADE_FROM, overwrite=False):
