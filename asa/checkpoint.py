@@ -58,6 +58,7 @@ def save(
     """
     final, aside = root / f"step-{step}", root / f"step-{step}.partial"
     if dist.on_main(lambda: is_good(final)):
+        dist.on_main(lambda: _rotate(final, keep))  # a save that was killed just before that
         return final
     write = partial(_on_main, aside)
     write(lambda: _begin(aside))

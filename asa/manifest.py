@@ -183,7 +183,7 @@ def staging(folder: Path) -> Generator[Path]:
         except BaseException:
             _discard(root)
             raise
-        for path in fresh.rglob("*"):
+        for path in (fresh, *fresh.rglob("*")):
             fsync(path)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)  # of an attempt that was killed just before its end

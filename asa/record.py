@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from asa.errors import RequestError, WorkError
-from asa.places import refusal_told, whole
+from asa.places import fsync, refusal_told, whole
 
 NAME = "metrics.jsonl"
 DRAWN = ("train", "eval")  # events whose numbers are curves
@@ -95,7 +95,14 @@ class Record:
         """The line that says the run is complete."""
         if self._board is not None:
             self._append({"event": "end", **{name: _finite(value) for name, value in values.items()}})
+            self.sync()  # what could make the run again is removed next
         self.close(complete=True)
+
+    def sync(self) -> None:
+        """Force the lines so far to disk, before what relies on them: after a power cut a checkpoint may be there."""
+        if self._board is not None:
+            with refusal_told(self.path):
+                fsync(self.path)
 
     def close(self, complete: bool = False) -> None:
         board, self._board = self._board, None

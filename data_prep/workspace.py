@@ -150,7 +150,7 @@ def _claim(root: Path, text: str, overwrite: bool) -> None:
 
 
 def _publish(root: Path, out: Path) -> None:
-    for path in (root / "out").rglob("*"):
+    for path in (root / "out", *(root / "out").rglob("*")):
         fsync(path)
     if out.exists():
         shutil.rmtree(root / _OLD, ignore_errors=True)  # of an attempt that was killed just before its end

@@ -4,7 +4,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -129,7 +129,8 @@ def _refused(cell: Cell, facts: dict[str, Any], error: RequestError | WorkError)
     """Record a run that could not begin. A finished one, or a saved state, that lies in its folder stays."""
     folder = cell.folder
     if dist.is_main() and not record.finished(folder / record.NAME) and not state.saved(folder):
-        clear(folder, record.NAME)
+        with suppress(WorkError):  # the record below says so, too, and the first error matters more
+            clear(folder, record.NAME)
         with closing(Record(folder, facts)) as lines:
             lines.log("failed", 0, _told(error))
 
@@ -160,6 +161,7 @@ def _fit(session: Session) -> Best:
             over = config.patience is not None and progress.stale >= config.patience
         if logging and not (last or over) and session.saver.due():
             progress.seconds = time.perf_counter() - session.began
+            dist.on_main(session.record.sync)
             session.saver.save(session.engine, session.method, progress)
     if not meter.empty:
         _log(session, "train", meter.drain())

@@ -221,8 +221,9 @@ def _save(session: Session, must: bool) -> None:
     """A checkpoint; where the disk refuses, the configuration says whether the run goes on without."""
     session.watchdog.beat()
     try:
+        dist.on_main(session.record.sync)
         save(session.run, time.perf_counter() - session.began)
-    except checkpoint.SaveFailed as error:
+    except (checkpoint.SaveFailed, NotWritten) as error:
         if must or session.run.config.on_save_error == "stop":
             raise
         _record(session, "fault", session.run.step, {"what": "save", "error": str(error)})

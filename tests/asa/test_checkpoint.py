@@ -76,6 +76,8 @@ def test_a_kill_while_old_ones_are_removed_leaves_none_that_seems_whole(
     assert [folder.name for folder in checkpoint.complete(tmp_path)] == ["step-2", "step-3"]
     for folder in checkpoint.complete(tmp_path):
         manifest.verify(folder, checkpoint.KIND, "--out")
+    save(tmp_path, 3, engine, method)  # which is there already
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3"]
     save(tmp_path, 4, engine, method)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-3", "step-4"]
 

@@ -268,3 +268,16 @@ def test_weights_and_biases_that_does_not_begin_is_one_line(tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     with pytest.raises(RequestError, match=r"wandb = tests: api_key not configured .* leave --wandb out"):
         Record(tmp_path, {}, wandb="tests")
+
+
+def test_the_end_is_on_disk_before_anything_that_relies_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: list[str] = []
+    monkeypatch.setattr(record, "fsync", lambda path: forced.append(path.read_text().splitlines()[-1]))
+    lines = Record(tmp_path, {})
+    lines.log("train", 1, {"loss": 1.0})
+    assert forced == []  # a line costs no wait for the disk
+    lines.sync()
+    lines.end({})
+    assert [json.loads(line)["event"] for line in forced] == ["train", "end"]
+    lines.sync()  # closed: nothing
+    assert len(forced) == 2
