@@ -9,19 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from asa import fused
 from asa.batch import IGNORE
-from asa.typed import Function
+from asa.typed import Function, first_only
 
 # N distributions, C classes or words of the vocabulary
 
-CACHED = 2**17  # logits of a pass that are treated together on a CPU, 0.5 MB; a GPU takes all
+CACHED = 2**17  # logits of a pass that are treated together on a CPU, 0.5 MB; a GPU without our kernels takes all
 
 
 def compare(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
     """Cross entropies of the first N rows (0 where the label is -100), and (KL(p||q) + KL(q||p)) / 2 of each row p and
     its fellow q among the last N. Both of shape N, in fp32 or wider."""
+    if fused.losses_supported(logits_2NC):
+        return fused.compare(logits_2NC, labels_N)
     return _Compare.apply(logits_2NC, labels_N)
 
 
@@ -50,8 +52,8 @@ class _Compare(Function):
         return entropies_N.masked_fill_(labels_N == IGNORE, 0), (means_2N[0] - means_2N[1]) / 2
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # the decorator's type
+    @first_only
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         logits_2NC, labels_N, sums_2N, means_2N = ctx.saved_tensors
         task_N1, half_N1 = (grads[0] * (labels_N != IGNORE)).unsqueeze(-1), grads[1].unsqueeze(-1) / 2
         # With gap = log p - log q, of the clean logits: p (half * gap + own) - half * q, and at the label less task;

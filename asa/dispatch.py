@@ -15,6 +15,7 @@ from asa import cpu_attention
 from asa.adversary import ASAConfig
 from asa.cpu_map import KeepMap
 from asa.fused import fused_attention, supported
+from asa.fused.beside import Beside
 from asa.fused.products import NAME, Products
 from asa.signal import Pass
 
@@ -65,20 +66,19 @@ def _attacked(
         context_BLHK, kept_BL = cpu_attention.attacked(query, key, value, attention_mask, dropout, scale, keep)
         found.counted(kept_BL)
         return context_BLHK
-    free = len(query) - attacked
-    # Not by slices, whose gradients would each be laid out among zeros and added up.
-    parts = (x.split_with_sizes((free, attacked)) if free else (x, x) for x in (query, key, value))
-    (free_q, q_BHLK), (free_k, k_BHLK), (free_v, v_BHLK) = parts
+    beside, clean_BHLK = Beside(len(query) - attacked), None
+    q_BHLK, k_BHLK, v_BHLK = query, key, value
+    if beside.free:
+        free_q, free_k, free_v, q_BHLK, k_BHLK, v_BHLK = beside.part(query, key, value)
+        mask = None if attention_mask is None else attention_mask[: beside.free]
+        clean_BLHK, _ = forward(module, free_q, free_k, free_v, mask, dropout, scaling, **kwargs)
+        clean_BHLK = clean_BLHK.transpose(1, 2)
+    options = {"scale": scale, "dropout": dropout}
     context_BHLK, kept_BL = fused_attention(
-        q_BHLK, k_BHLK, v_BHLK, *found[:4], scale=scale, dropout=dropout, config=config
+        q_BHLK, k_BHLK, v_BHLK, *found[:4], **options, config=config, beside=beside, clean_BHLK=clean_BHLK
     )
     found.counted(kept_BL)
-    context_BLHK = context_BHLK.transpose(1, 2)
-    if free:
-        mask = None if attention_mask is None else attention_mask[:free]
-        clean_BLHK, _ = forward(module, free_q, free_k, free_v, mask, dropout, scaling, **kwargs)
-        context_BLHK = torch.cat([clean_BLHK, context_BLHK])
-    return context_BLHK
+    return context_BHLK.transpose(1, 2)
 
 
 def _scale(q_BHLK: Tensor, scaling: float | None) -> float:

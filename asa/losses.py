@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asa import fused
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
 from asa.compared import compare
 from asa.errors import RequestError
 from asa.model import Output
-from asa.typed import Function
+from asa.typed import Function, first_only
 
 # B rows, C classes, D width, L length, M masked positions, V vocabulary, N any number of distributions
 
@@ -26,6 +27,8 @@ def task_loss(out: Output, batch: Batch) -> Tensor:
     if batch.kind == "regression":
         return F.mse_loss(out.logits.float().squeeze(-1), batch.labels.float(), reduction="sum") / batch.total_labels
     labels = batch.labels.flatten()
+    if fused.losses_supported(out.logits):
+        return fused.cross_entropies(out.logits.flatten(0, -2), labels).sum() / batch.total_labels
     loss = F.nll_loss(out.log_probs.flatten(0, -2), labels, reduction="sum", ignore_index=IGNORE)
     return loss / batch.total_labels
 
@@ -46,6 +49,7 @@ class _SymmetricKL(Function):
         return value
 
     @staticmethod
+    @first_only
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         grad_p, grad_q = ctx.saved_tensors
         return grad_p * grads[0].unsqueeze(-1), grad_q * grads[0].unsqueeze(-1)

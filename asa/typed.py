@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from asa.errors import RequestError
 
 _torch: Any = torch
 
@@ -21,3 +24,16 @@ class Function(torch.autograd.Function):
 
         @classmethod
         def apply(cls, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def first_only(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A Function's backward that has no derivative. Raises RequestError with create_graph, of which torch's own
+    once_differentiable says nothing where what arrives needs no gradient: at a loss it is a number."""
+
+    @wraps(backward)
+    def checked(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RequestError("this loss has no second derivative; leave create_graph out")
+        return backward(ctx, *grads)
+
+    return checked

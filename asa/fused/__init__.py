@@ -1,12 +1,12 @@
-"""ASA's attention on a GPU in fused kernels: the keep map lives as bits, neither pass lays out L x L floats per head.
+"""Fused kernels for a GPU: ASA's attention, whose keep map lives as bits, and losses over a vocabulary.
 
 docs/kernels.md tells what is fused and how it was checked. Triton is imported on first use alone: it is optional, and
 without it, or where `supported` says no, asa.adversary and asa.biased compute the same, step by step (asa.cpu_attention
-at once on a CPU).
+at once on a CPU), and where `losses_supported` does, asa.losses and asa.compared.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from asa.adversary import ASAConfig
 from asa.errors import WorkError
+from asa.fused.beside import Beside
 
-# B rows, D width, H heads, K width of one head, L length
+# B rows, C classes, D width, H heads, K width of one head, L length, N distributions
 
 DEVICES = {"cuda"}  # empty: never fused; tests add "cpu", where Triton's interpreter runs the kernels
 DTYPES = {torch.float16, torch.bfloat16, torch.float32}
@@ -39,31 +40,56 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
     """
     rows, heads, length, width = shape
     return (
-        not torch.compiler.is_compiling()
-        and device.type in DEVICES
-        and dtype in DTYPES
-        and width <= WIDEST_HEAD
-        and (device.type != "cuda" or _fits(torch.cuda.get_device_capability(device), width))
+        width <= WIDEST_HEAD
         and length <= LONGEST
         and rows * heads <= MOST_PLANES
         and config.in_attention
+        and _runs(device, dtype, width)
+        and _works(device, dtype, width)
+    )
+
+
+def losses_supported(logits: Tensor) -> bool:
+    """Whether `cross_entropies` and `compare` can take these logits."""
+    return _runs(logits.device, logits.dtype) and _losses_work(logits.device, logits.dtype)
+
+
+def _runs(device: torch.device, dtype: torch.dtype, width: int = 1) -> bool:
+    """Whether there are kernels of such a type for such a device, and something to compile them with."""
+    return (
+        not torch.compiler.is_compiling()
+        and device.type in DEVICES
+        and dtype in DTYPES
+        and (device.type != "cuda" or _fits(torch.cuda.get_device_capability(device), width))
         and find_spec("triton") is not None
         and torch.version.hip is None
-        and _works(device, dtype, width)
     )
 
 
 @cache
 def _works(device: torch.device, dtype: torch.dtype, head: int) -> bool:
-    """Whether the kernels run here and are right, tried once per process. Triton wants a C compiler, Python's headers,
-    the driver's library and a folder for its cache. Raises: what comes of full memory, which says nothing of them;
-    WorkError where they have taken the GPU from this process, in which nothing runs on it any more."""
+    """Whether attention's kernels run here and are right, tried once per process."""
     from asa.fused.probe import fault
 
+    return _tried(lambda: fault(device, dtype, head), "attention is not fused", f"{dtype}, heads of {head}")
+
+
+@cache
+def _losses_work(device: torch.device, dtype: torch.dtype) -> bool:
+    """The same of the losses' kernels."""
+    from asa.fused.probe_losses import fault
+
+    return _tried(lambda: fault(device, dtype), "losses are not fused", str(dtype))
+
+
+def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:
+    """Whether kernels run and are right. Triton wants a C compiler, Python's headers, the driver's library and a folder
+    for its cache. Raises: what comes of full memory, which says nothing of them; WorkError where they have taken the
+    GPU from this process, in which nothing runs on it any more."""
     try:
         # A thread of its own knows nothing of the caller's autocast, modes and hooks.
         with ThreadPoolExecutor(1) as thread:
-            wrong = thread.submit(fault, device, dtype, head).result()
+            wrong = thread.submit(fault).result()
     except Exception as error:  # of its compilers' and the system's, of many types
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         if any(word in str(error) for word in FULL):
@@ -72,11 +98,11 @@ def _works(device: torch.device, dtype: torch.dtype, head: int) -> bool:
             raise WorkError(
                 f"Triton's kernels fail here ({why}); leave them out by asa.fused.DEVICES.clear()"
             ) from error
-        logging.getLogger(__name__).warning("Triton cannot run here, so attention is not fused: %s", why)
+        logging.getLogger(__name__).warning("Triton cannot run here, so %s: %s", then, why)
         return False
     if wrong:
-        told = "Triton's kernels are wrong here, so attention is not fused: %s (%s, heads of %d)"
-        logging.getLogger(__name__).warning(told, wrong, dtype, head)
+        told = "Triton's kernels are wrong here, so %s: %s (%s)"
+        logging.getLogger(__name__).warning(told, then, wrong, what)
     return wrong is None
 
 
@@ -97,12 +123,15 @@ def fused_attention(
     scale: float,
     dropout: float,
     config: ASAConfig,
+    beside: Beside | None = None,
+    clean_BHLK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention under the keep map 1[mask_q mask_k^T + mask_bias > 0], shared by heads (Wu et al. 2023, Eq. 4 to 8).
 
     Args: all of one of DTYPES but mask_bias, of a query, which is fp32 (None: 0), and seen, which is bool and False at
         padding keys. scale: of the scores, 1 / sqrt(K).
         dropout: probability, of the weights; it is rounded to 1 / 65536. config: its reversal and temperature.
+        beside, clean: what parted these rows from clean ones, and the context of those, which comes first in ours.
     Returns: context_BHLK; kept_BL, fp32, the keys seen and kept by each query, of padding queries too. Both pass
         gradients, the products' reversed as asa.adversary.threshold does.
     """
@@ -110,4 +139,19 @@ def fused_attention(
     from asa.fused.launch import Options
 
     options = Options(scale, dropout, config.reversal, config.temperature)
-    return FusedAttention.apply(q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD, mask_bias_BL, seen_BL, options)
+    operands = (q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD, mask_bias_BL)
+    return FusedAttention.apply(*operands, seen_BL, options, beside or Beside(0), clean_BHLK)
+
+
+def cross_entropies(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
+    """Per row, in fp32: 0 where the label is -100, NaN where it is no class. Differentiable once."""
+    from asa.fused.losses import Entropies
+
+    return Entropies.apply(logits_NC, labels_N, False)[0]
+
+
+def compare(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+    """asa.compared.compare, in fp32; the entropy at a label that is no class is NaN."""
+    from asa.fused.losses import Entropies
+
+    return Entropies.apply(logits_2NC, labels_N, True)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from asa.fused import launch
+from asa.fused.beside import Beside
 from asa.fused.launch import Options, Saved
 from asa.typed import Function
 
@@ -14,7 +15,10 @@ from asa.typed import Function
 
 
 class FusedAttention(Function):
-    """(context_BHLK, kept_BL) of queries, keys, values and the adversary's products; asa.fused explains them."""
+    """(context_BHLK, kept_BL) of queries, keys, values and the adversary's products; asa.fused explains them.
+
+    beside: of the clean rows that these stand behind. Then the context is of all, and theirs, clean_BHLK, is given.
+    """
 
     @staticmethod
     def forward(
@@ -27,6 +31,8 @@ class FusedAttention(Function):
         mask_bias_BL: Tensor | None,
         seen_BL: Tensor,
         options: Options,
+        beside: Beside,
+        clean_BHLK: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         q_BHLK, k_BHLK, v_BHLK = (_rows_whole(x) for x in (q_BHLK, k_BHLK, v_BHLK))
         if mask_bias_BL is None:
@@ -36,20 +42,28 @@ class FusedAttention(Function):
         state_BL = torch.where(seen_BL.any(1, keepdim=True), seen_BL.to(torch.int8), 2).to(torch.int8).contiguous()
         seed = _seed(q_BHLK.device, options.dropout)
         bits_BLW, kept_BL = launch.pack(*made, state_BL)
-        out_BHLK, lse_BHL = launch.forward(q_BHLK, k_BHLK, v_BHLK, (state_BL, bits_BLW, kept_BL, seed), options)
+        map_ = (state_BL, bits_BLW, kept_BL, seed)
+        out_BHLK, lse_BHL = launch.forward(q_BHLK, k_BHLK, v_BHLK, map_, options, beside.room)
+        all_BHLK = out_BHLK if clean_BHLK is None else beside.whole(clean_BHLK, out_BHLK)
+        beside.made.clear()
         maps = (state_BL, seed, bits_BLW, kept_BL)
-        ctx.save_for_backward(*Saved(q_BHLK, k_BHLK, v_BHLK, *made, *maps, out_BHLK, lse_BHL))
-        ctx.options = options
-        return out_BHLK, kept_BL.float()
+        # Detached: a view of what is returned, kept by what made it, would keep both for ever.
+        ctx.save_for_backward(*Saved(q_BHLK, k_BHLK, v_BHLK, *made, *maps, out_BHLK.detach(), lse_BHL))
+        ctx.options, ctx.beside = options, beside
+        return all_BHLK, kept_BL.float()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # the decorator's type
         saved, options = Saved(*ctx.saved_tensors), ctx.options
-        do_BHLK, d_kept_BL = _rows_whole(grads[0]), grads[1].contiguous()
-        dq_BHLK, dk_BHLK, dv_BHLK, delta_BHL = launch.backward(saved, do_BHLK, options)
+        beside: Beside = ctx.beside
+        d_clean_BHLK = grads[0][: beside.free] if beside.free else None
+        do_BHLK, d_kept_BL = _rows_whole(grads[0][beside.free :]), grads[1].contiguous()
+        beside.made.clear()
+        room = beside.room if any(ctx.needs_input_grad[:3]) else Beside(0).room
+        dq_BHLK, dk_BHLK, dv_BHLK, delta_BHL = launch.backward(saved, do_BHLK, options, room)
         d_maps = launch.map_backward(saved, do_BHLK, delta_BHL, d_kept_BL, ctx.needs_input_grad[3:6], options)
-        return dq_BHLK, dk_BHLK, dv_BHLK, *d_maps, None, None
+        return dq_BHLK, dk_BHLK, dv_BHLK, *d_maps, None, None, None, d_clean_BHLK
 
 
 def _rows_whole(x_BHLK: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Tensors to kernel launches: tile sizes, strides and grids. Imports Triton, so it is itself imported on first use."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,6 +23,9 @@ REDUCED = (
     "allow_bf16_reduced_precision_reduction",
     "allow_fp16_accumulation",
 )
+
+
+Room = Callable[[Tensor], Tensor]  # gives a result's memory, by a tensor of its shape and type
 
 
 class Options(NamedTuple):
@@ -73,27 +76,32 @@ def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
 def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, mask_bias_BL: Tensor, state_BL: Tensor) -> tuple[Tensor, Tensor]:
     """(bits_BLW, kept_BL), both int32, of the keep map 1[q k^T + bias > 0] where state is 1."""
     rows, length, width = mask_q_BLD.shape
-    words = _parts(length, 32)
+    words = parts(length, 32)
     bits_BLW = torch.empty(rows, length, words, dtype=torch.int32, device=mask_q_BLD.device)
     kept_BL = torch.zeros(rows, length, dtype=torch.int32, device=mask_q_BLD.device)
     options = tiles("pack", mask_q_BLD.dtype, 0)
-    grid = (_parts(length, options["M"]), _parts(length, options["N"]), rows)
+    grid = (parts(length, options["M"]), parts(length, options["N"]), rows)
     made = (mask_q_BLD, mask_k_BLD, mask_bias_BL)
-    _run(pack_kernel, grid, *made, state_BL, bits_BLW, kept_BL, length, width, words, **options)
+    run(pack_kernel, grid, *made, state_BL, bits_BLW, kept_BL, length, width, words, **options)
     return bits_BLW, kept_BL
 
 
 def forward(
-    q_BHLK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, map_: tuple[Tensor, Tensor, Tensor, Tensor], options: Options
+    q_BHLK: Tensor,
+    k_BHLK: Tensor,
+    v_BHLK: Tensor,
+    map_: tuple[Tensor, Tensor, Tensor, Tensor],
+    options: Options,
+    room: Room,
 ) -> tuple[Tensor, Tensor]:
-    """(context BHLK, which lies in memory as BLHK; lse_BHL). Args: map_ is state_BL, bits_BLW, kept_BL and seed."""
+    """(context_BHLK, in its room; lse_BHL). Args: map_ is state_BL, bits_BLW, kept_BL and seed."""
     rows, heads, length, width = q_BHLK.shape
     state_BL, bits_BLW, kept_BL, seed = map_
-    out_BHLK = _like(v_BHLK)
+    out_BHLK = room(v_BHLK)
     lse_BHL = torch.empty(rows, heads, length, dtype=torch.float32, device=q_BHLK.device)
     settings = tiles("forward", q_BHLK.dtype, width)
-    _run(
-        forward_kernel, (_parts(length, settings["M"]), rows * heads),
+    run(
+        forward_kernel, (parts(length, settings["M"]), rows * heads),
         q_BHLK, k_BHLK, v_BHLK, out_BHLK, state_BL, bits_BLW, kept_BL, lse_BHL, seed,
         *_strides(q_BHLK, k_BHLK, v_BHLK, out_BHLK),
         heads, length, width, bits_BLW.shape[-1], options.scale, *spare(options.dropout),
@@ -102,22 +110,22 @@ def forward(
     return out_BHLK, lse_BHL
 
 
-def backward(saved: Saved, do_BHLK: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dq, dk, dv, delta_BHL); the first three are BHLK and lie as BLHK."""
+def backward(saved: Saved, do_BHLK: Tensor, options: Options, room: Room) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(dq, dk, dv, delta_BHL); the first three are BHLK, in their rooms."""
     q, k, v, out, do = saved.q_BHLK, saved.k_BHLK, saved.v_BHLK, saved.out_BHLK, do_BHLK
     rows, heads, length, width = q.shape
-    dq, dk, dv, delta_BHL = _like(q), _like(k), _like(v), torch.empty_like(saved.lse_BHL)
+    dq, dk, dv, delta_BHL = room(q), room(k), room(v), torch.empty_like(saved.lse_BHL)
     common = (saved.state_BL, saved.bits_BLW, saved.kept_BL, saved.lse_BHL, delta_BHL, saved.seed)
     sizes = (heads, length, width, saved.bits_BLW.shape[-1], options.scale, *spare(options.dropout))
     settings = tiles("query", q.dtype, width)
-    _run(
-        query_kernel, (_parts(length, settings["M"]), rows * heads),
+    run(
+        query_kernel, (parts(length, settings["M"]), rows * heads),
         q, k, v, out, do, dq, *common, *_strides(q, k, v, out, do, dq), *sizes,
         DROPOUT=options.dropout > 0, **settings,
     )  # fmt: skip
     settings = tiles("key", q.dtype, width)
-    _run(
-        key_kernel, (_parts(length, settings["N"]), rows * heads),
+    run(
+        key_kernel, (parts(length, settings["N"]), rows * heads),
         q, k, v, do, dk, dv, *common, *_strides(q, k, v, do, dk, dv), *sizes,
         DROPOUT=options.dropout > 0, **settings,
     )  # fmt: skip
@@ -140,8 +148,8 @@ def map_backward(
     dx_BLL = torch.empty(rows, length, length, dtype=saved.mask_q_BLD.dtype, device=q.device)
     settings = tiles("slope", q.dtype, width)
     scale = mask_width**-0.5
-    _run(
-        slope_kernel, (_parts(length, settings["M"]), _parts(length, settings["N"]), rows),
+    run(
+        slope_kernel, (parts(length, settings["M"]), parts(length, settings["N"]), rows),
         q, k, v, do, saved.state_BL, saved.bits_BLW, saved.kept_BL, saved.lse_BHL, delta_BHL, saved.seed,
         saved.mask_q_BLD, saved.mask_k_BLD, saved.mask_bias_BL, d_kept_BL, dx_BLL, *_strides(q, k, v, do),
         heads, length, width, mask_width, saved.bits_BLW.shape[-1], options.scale, scale / options.temperature,
@@ -156,13 +164,13 @@ def map_backward(
     )
 
 
-def _run(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
+def run(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
     """Launch on the device of the first tensor, which need not be the current one."""
     with torch.cuda.device_of(args[0]):
         kernel[grid](*args, **settings)
 
 
-def _parts(length: int, size: int) -> int:
+def parts(length: int, size: int) -> int:
     """Tiles of `size` that cover `length`."""
     return -(-length // size)
 
@@ -186,12 +194,6 @@ def _whole_sums() -> Generator[None]:
     finally:
         for name in allowed:
             setattr(settings, name, True)
-
-
-def _like(x_BHLK: Tensor) -> Tensor:
-    """Uninitialised, with heads side by side in memory, as the projections before and after attention want them."""
-    rows, heads, length, width = x_BHLK.shape
-    return torch.empty(rows, length, heads, width, dtype=x_BHLK.dtype, device=x_BHLK.device).transpose(1, 2)
 
 
 def _strides(*tensors: Tensor) -> list[int]:

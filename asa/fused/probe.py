@@ -39,7 +39,7 @@ def fault(device: torch.device, dtype: torch.dtype, head: int) -> str | None:
                 found + _gradients(found, operands, arriving), wanted + _gradients(wanted, plain, arriving), strict=True
             )
             for name, (one, other) in zip(NAMES, pairs, strict=True):
-                error = _size(one.cpu().double() - other) / _size(other)
+                error = size(one.cpu().double() - other) / size(other)
                 limit = max(LIMITS[dtype], LIMIT_OF_MAPS if "~" in name else 0)
                 if not error <= limit:
                     return f"{name} is off by {error:.2g} of its size with dropout {dropout}"
@@ -103,7 +103,7 @@ def _gradients(
     return torch.autograd.grad(outputs, operands, given)
 
 
-def _size(x: Tensor) -> float:
+def size(x: Tensor) -> float:
     return x.square().sum().sqrt().item()
 
 

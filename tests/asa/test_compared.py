@@ -7,6 +7,8 @@ from torch import Tensor
 
 from asa import compared
 from asa.batch import IGNORE
+from asa.errors import RequestError
+from asa.losses import symmetric_kl
 
 
 def by_torch(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,3 +105,13 @@ def test_a_label_that_is_no_class_is_refused() -> None:
     labels[2] = -1
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         compared.compare(logits, labels)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """Which torch would have made up: 0, without a word."""
+    logits, labels = case(3, 5, torch.float64)
+    logits.requires_grad_()
+    log_p, log_q = logits.log_softmax(-1).chunk(2)
+    for loss in (*compared.compare(logits, labels), symmetric_kl(log_p, log_q)):
+        with pytest.raises(RequestError, match="no second derivative"):
+            torch.autograd.grad(loss.sum(), logits, create_graph=True)

@@ -1,6 +1,7 @@
 """Compile the kernels, which needs no GPU, and print one JSON line for each variant.
 
-python -m tests.fused.compiled ARCHITECTURE TYPE HEAD_WIDTH DROPOUT ..., such as 90 fp16 64 1 80 bf16 64 0.
+python -m tests.fused.compiled ARCHITECTURE TYPE HEAD_WIDTH DROPOUT ..., such as 90 fp16 64 1 80 bf16 64 0. Of the
+losses: ARCHITECTURE TYPE CLASSES PASSES_LESS_ONE, such as 90 fp16 30522 1.
 """
 
 import json
@@ -16,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from asa.fused import attend, launch, maps
+from asa.fused import attend, launch, losses, maps, vocabulary
 
 KERNELS: dict[str, Any] = {
     "pack": maps.pack_kernel,
@@ -25,11 +26,15 @@ KERNELS: dict[str, Any] = {
     "key": attend.key_kernel,
     "slope": maps.slope_kernel,
 }
+# Of losses; instead of a head's width they have classes, and instead of dropout a second pass.
+LOSSES: dict[str, Any] = {"entropy": vocabulary.entropy_kernel, "gradient": vocabulary.gradient_kernel}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-TYPES = {"state_BL": "*i8", "bits_BLW": "*i32", "kept_BL": "*i32", "seed_ptr": "*i64"}
+TYPES = {"state_BL": "*i8", "bits_BLW": "*i32", "kept_BL": "*i32", "seed_ptr": "*i64", "labels_N": "*i64"}
 TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL", "bias_BL", "mask_bias_BL"), "*fp32")
+TYPES |= dict.fromkeys(("entropies_N", "sums", "means", "d_entropies_N", "d_values_N"), "*fp32")
 TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale"), "fp32")
 TYPES |= dict.fromkeys(("heads", "length", "width", "mask_width", "words", "threshold"), "i32")
+TYPES |= dict.fromkeys(("rows", "classes", "stride"), "i32")
 
 
 def signature(kernel: Any, dtype: str) -> dict[str, str]:
@@ -43,9 +48,12 @@ def signature(kernel: Any, dtype: str) -> dict[str, str]:
 
 def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) -> dict[str, Any]:
     """What the compiler says of one variant: registers, bytes spilled per thread, bytes of shared memory."""
-    kernel, settings = KERNELS[name], launch.tiles(name, DTYPES[dtype], head)
-    options = {key: settings.pop(key) for key in ("num_warps", "num_stages")}
-    if name != "pack":
+    if name in LOSSES:
+        kernel, settings = LOSSES[name], losses.tile(head, dropout)
+    else:
+        kernel, settings = KERNELS[name], launch.tiles(name, DTYPES[dtype], head)
+    options = {key: settings.pop(key) for key in ("num_warps", "num_stages") if key in settings}
+    if name not in ("pack", *LOSSES):
         settings["DROPOUT"] = dropout
     types = signature(kernel, dtype)
     # What a launch finds out by itself: pointers, strides and widths are multiples of 16.
@@ -93,5 +101,5 @@ def usage(cubin: bytes) -> tuple[int, int]:
 if __name__ == "__main__":
     words = sys.argv[1:]
     for architecture, dtype, head, dropout in zip(*(words[n::4] for n in range(4)), strict=True):
-        for name in KERNELS:
+        for name in KERNELS if int(head) <= 128 else LOSSES:
             print(json.dumps(variant(name, int(architecture), dtype, int(head), dropout == "1")), flush=True)

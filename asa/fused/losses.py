@@ -1,0 +1,54 @@
+"""Losses over a vocabulary by the kernels, as one differentiable function. Imports Triton, so it is itself imported on
+first use."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asa.fused.launch import parts, run
+
+# Kernels have no types.
+from asa.fused.vocabulary import entropy_kernel, gradient_kernel  # pyright: ignore[reportUnknownVariableType]
+from asa.typed import Function, first_only
+
+# N distributions (a second pass's N follow the first's), C classes or words of the vocabulary; T of one tile
+
+LONGEST_TILE = 2048  # not tuned on a GPU
+
+
+class Entropies(Function):
+    """Cross entropies of N rows and, where the logits are two passes' 2N, asa.compared.compare's divergences."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NC: Tensor, labels_N: Tensor, pair: bool) -> tuple[Tensor, Tensor]:
+        logits_NC, labels_N, rows = logits_NC.contiguous(), labels_N.contiguous(), len(labels_N)
+        entropies_N = logits_NC.new_empty(rows, dtype=torch.float32)
+        sums, means = (entropies_N.new_empty(1 + pair, rows) for _ in range(2))
+        classes = logits_NC.shape[-1]
+        if rows:
+            sizes = rows, classes, classes
+            run(entropy_kernel, (rows,), logits_NC, labels_N, entropies_N, sums, means, *sizes, **tile(classes, pair))
+        ctx.save_for_backward(logits_NC, labels_N, sums, means)
+        return entropies_N, (means[0] - means[1]) / 2 if pair else entropies_N.new_zeros(rows)
+
+    @staticmethod
+    @first_only
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        logits_NC, labels_N, sums, means = ctx.saved_tensors
+        d_entropies_N, d_values_N = (grad.contiguous() for grad in grads)
+        found_NC, rows, classes = torch.empty_like(logits_NC), len(labels_N), logits_NC.shape[-1]
+        settings = tile(classes, len(sums) > 1)
+        if rows:
+            run(
+                gradient_kernel, (rows, parts(classes, settings["T"])),
+                logits_NC, labels_N, sums, means, d_entropies_N, d_values_N, found_NC, rows, classes, classes,
+                **settings,
+            )  # fmt: skip
+        return found_NC, None, None
+
+
+def tile(classes: int, pair: bool) -> dict[str, Any]:
+    """Launch settings for rows of so many classes."""
+    longest = min(LONGEST_TILE, 1 << (classes - 1).bit_length())
+    return {"T": longest, "PAIR": pair, "num_warps": max(1, min(8, longest // 256))}

@@ -1,0 +1,59 @@
+"""Whether the losses' kernels compute on a device what they are to: a few rows, against torch's losses in fp64."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asa.batch import IGNORE
+from asa.fused import compare, cross_entropies
+from asa.fused.probe import size
+
+# N distributions, C classes
+
+ROWS, CLASSES = 3, 9001  # several tiles, the last of them not full
+# Largest relative error, in the Euclidean norm: the losses are fp32, gradients have the logits' type.
+LIMIT = 1e-4
+LIMITS = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+NAMES = ("cross entropy", "divergence", "gradient", "cross entropy alone", "its gradient")
+
+
+def fault(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What the kernels get wrong, None where nothing. No random number is drawn."""
+    logits, labels = _problem(dtype)
+    given = logits.to(device).requires_grad_()
+    wanted, found = _torch(logits.double().requires_grad_(), labels), _ours(given, labels.to(device))
+    for name, one, other in zip(NAMES, found, wanted, strict=True):
+        error = size(one.detach().cpu().double() - other.detach()) / size(other.detach())
+        if not error <= (LIMITS[dtype] if "gradient" in name else LIMIT):
+            return f"{name} is off by {error:.2g} of its size"
+    return None
+
+
+def _problem(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Logits 2NC that differ by a little between passes, and labels N, of which one is none."""
+    draw = torch.Generator().manual_seed(0)
+    clean_NC = 3 * torch.randn(ROWS, CLASSES, generator=draw)
+    other_NC = clean_NC + torch.randn(ROWS, CLASSES, generator=draw)
+    return torch.cat([clean_NC, other_NC]).to(dtype), torch.tensor([CLASSES - 1, IGNORE, 0])
+
+
+def _ours(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:
+    alone_N = cross_entropies(logits_2NC[:ROWS], labels_N)
+    return _told(*compare(logits_2NC, labels_N), alone_N, logits_2NC)
+
+
+def _torch(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:
+    """On the CPU: the device is what is tried."""
+    log_p_NC, log_q_NC = logits_2NC.log_softmax(-1).chunk(2)
+    both_N = ((log_p_NC.exp() - log_q_NC.exp()) * (log_p_NC - log_q_NC)).sum(-1) / 2
+    entropies_N = F.nll_loss(log_p_NC, labels_N, reduction="none", ignore_index=IGNORE)
+    return _told(entropies_N, both_N, entropies_N, logits_2NC)
+
+
+def _told(entropies_N: Tensor, both_N: Tensor, alone_N: Tensor, logits_2NC: Tensor) -> tuple[Tensor, ...]:
+    weights_N = torch.arange(1.0, 1 + ROWS, device=logits_2NC.device)
+    gradients = [
+        torch.autograd.grad((loss * weights_N).sum(), logits_2NC, retain_graph=True)[0]
+        for loss in (entropies_N + both_N.flip(0), alone_N)
+    ]
+    return entropies_N, both_N, gradients[0], alone_N, gradients[1]

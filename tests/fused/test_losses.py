@@ -1,0 +1,221 @@
+"""The losses' kernels against torch's own losses of the same logits in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asa import compared, fused
+from asa.adversary import ASAConfig
+from asa.batch import IGNORE
+from asa.errors import RequestError
+from asa.fused import probe_losses
+from asa.methods import METHODS, At, MethodsConfig
+from tests.asa.conftest import tiny_batch, tiny_engine, tiny_module
+from tests.asa.test_compared import by_torch, case, gradients
+from tests.fused.oracle import DEVICE, error
+
+losses: Any = pytest.importorskip("asa.fused.losses", reason="no Triton here")
+
+# Of the gradient, which has the logits' type; the losses are fp32 whatever that is.
+GRADIENTS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def problem(rows: int, classes: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    logits, labels = case(rows, classes, torch.float64)
+    return logits.to(DEVICE, dtype).requires_grad_(), labels.to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", GRADIENTS, ids=str)
+@pytest.mark.parametrize("classes", [2, 3, 17, 255, 300, 1024, 30522])
+def test_losses_and_gradients_are_torchs(classes: int, dtype: torch.dtype) -> None:
+    logits, labels = problem(4, classes, dtype)
+    wide = logits.detach().double().requires_grad_()
+    ours, theirs = fused.compare(logits, labels), by_torch(wide, labels)
+    assert all(loss.dtype == torch.float32 for loss in ours)
+    assert error(ours[0], theirs[0]) < 1e-5
+    assert error(ours[1], theirs[1]) < 1e-5
+    assert error(gradients(ours, logits), gradients(theirs, wide)) < GRADIENTS[dtype]
+    alone = fused.cross_entropies(logits[:4], labels)
+    assert torch.equal(alone, ours[0])
+    grads = [torch.autograd.grad(loss.sum(), x)[0] for loss, x in ((alone, logits), (by_torch(wide, labels)[0], wide))]
+    assert error(*grads) < GRADIENTS[dtype]
+    assert not grads[0][4:].any()
+
+
+@pytest.mark.parametrize("classes", [10, 2048])
+def test_tiles_do_not_matter(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = problem(3, classes)
+    whole = fused.compare(logits, labels)
+    monkeypatch.setattr(losses, "LONGEST_TILE", 8)
+    parts = fused.compare(logits, labels)
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients(parts, logits), gradients(whole, logits), rtol=1e-5, atol=1e-6)
+
+
+def test_a_common_offset_costs_no_digits() -> None:
+    logits, labels = problem(4, 9)
+    with torch.no_grad():
+        logits[torch.arange(4), labels.clamp_min(0)] += 10  # sure answers
+        far = logits + 1024
+    near = by_torch(logits.double(), labels)[0]
+    torch.testing.assert_close(fused.compare(logits, labels)[0].double(), near, rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(
+        fused.compare(far, labels)[0].double(), by_torch(far.double(), labels)[0], rtol=1e-3, atol=1e-9
+    )
+
+
+def test_a_shift_of_one_pass_costs_few_digits() -> None:
+    logits, labels = problem(64, 30)
+    with torch.no_grad():
+        logits[64:] = logits[:64] + 0.01 * logits[64:] + 4
+    expected = by_torch(logits.double(), labels)[1]
+    assert (fused.compare(logits, labels)[1] - expected).abs().max() < 2e-4 * expected.max()
+
+
+def test_two_like_passes_diverge_by_nothing() -> None:
+    logits, labels = problem(4, 700)
+    with torch.no_grad():
+        logits[4:] = logits[:4]
+    divergences = fused.compare(logits, labels)[1]
+    assert not divergences.any()
+    assert not torch.autograd.grad(divergences.sum(), logits)[0].any()
+
+
+def test_absent_answers_have_no_part() -> None:
+    logits, labels = problem(4, 4)
+    with torch.no_grad():
+        logits[:, 3] = -1e4
+        labels[:] = 1
+    wide = logits.detach().double().requires_grad_()
+    found, wanted = fused.compare(logits, labels), by_torch(wide, labels)
+    torch.testing.assert_close(found[0].double(), wanted[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients(found, logits).double(), gradients(wanted, wide), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("label", [-1, 5, -(2**40), 2**40])
+def test_a_label_that_is_no_class_is_no_number(label: int) -> None:
+    """On a GPU torch's own losses end the process there; a step whose loss is no number is refused by its engine."""
+    logits, labels = problem(4, 5)
+    labels[2] = label
+    found = fused.cross_entropies(logits[:4], labels)
+    assert found.isnan().tolist() == [False, False, True, False]
+
+
+def test_labels_and_logits_may_lie_apart() -> None:
+    logits, labels = problem(4, 7)
+    apart = torch.cat([logits.detach(), logits.detach()], 1)[:, :7].requires_grad_()
+    spread = torch.stack([labels, labels], 1)[:, 0]
+    ours, theirs = fused.compare(apart, spread), fused.compare(logits, labels)
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert torch.equal(gradients(ours, apart), gradients(theirs, logits))
+
+
+def test_without_a_row_both_are_empty_and_pass_no_gradient() -> None:
+    logits = torch.zeros(0, 7, requires_grad=True, device=DEVICE)
+    entropies, divergences = fused.compare(logits, torch.zeros(0, dtype=torch.long, device=DEVICE))
+    assert entropies.shape == divergences.shape == (0,)
+    (entropies.sum() + divergences.sum()).backward()
+
+
+def test_a_second_derivative_is_refused() -> None:
+    logits, labels = problem(3, 5)
+    with pytest.raises(RequestError, match="no second derivative"):
+        torch.autograd.grad(fused.cross_entropies(logits[:3], labels).sum(), logits, create_graph=True)
+
+
+def test_only_the_types_that_the_kernels_know_and_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fused.losses_supported(torch.zeros(1, 2, device=DEVICE))
+    assert not fused.losses_supported(torch.zeros(1, 2, device=DEVICE, dtype=torch.float64))
+    monkeypatch.undo()
+    assert not fused.losses_supported(torch.zeros(1, 2))
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each fused loss was of two passes, without the trial before the first."""
+    monkeypatch.setattr(fused, "_losses_work", lambda *_: True)
+    found: list[bool] = []
+    right = losses.Entropies.apply
+
+    def noted(*args: Any) -> Any:
+        found.append(args[2])
+        return right(*args)
+
+    monkeypatch.setattr(losses.Entropies, "apply", noted)
+    return found
+
+
+@pytest.mark.parametrize(("name", "of_pairs"), [("vanilla", [False]), ("asa", [True]), ("r_drop", [False, False])])
+@pytest.mark.parametrize("kind", ["mlm", "classification", "choice", "token"])
+def test_methods_take_them(name: str, kind: Any, of_pairs: list[bool], launches: list[bool]) -> None:
+    terms = []
+    for devices in ({DEVICE}, set[str]()):
+        fused.DEVICES.clear()
+        fused.DEVICES.update(devices)
+        torch.manual_seed(3)
+        engine = tiny_engine(tiny_module(kind, asa=ASAConfig()).to(DEVICE))
+        torch.manual_seed(4)
+        batch = tiny_batch(kind).to(torch.device(DEVICE))
+        terms.append(METHODS[name](MethodsConfig()).backward(engine, batch, At(0, 0))["loss"])
+    assert launches == of_pairs
+    torch.testing.assert_close(terms[0], terms[1], rtol=1e-4, atol=1e-5)
+
+
+def test_regressions_go_without(launches: list[bool]) -> None:
+    engine = tiny_engine(tiny_module("regression").to(DEVICE))
+    METHODS["vanilla"](MethodsConfig()).backward(engine, tiny_batch("regression").to(torch.device(DEVICE)), At(0, 0))
+    assert launches == []
+
+
+@pytest.mark.parametrize("dtype", GRADIENTS, ids=str)
+def test_the_kernels_are_tried_before_they_are_used(dtype: torch.dtype) -> None:
+    before = torch.get_rng_state()
+    assert probe_losses.fault(torch.device(DEVICE), dtype) is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("wrong", range(5))
+def test_kernels_that_compute_something_else_are_told_and_left_alone(
+    wrong: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = probe_losses._ours
+
+    def spoilt(*args: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x * 1.1 if n == wrong else x for n, x in enumerate(right(*args)))
+
+    monkeypatch.setattr(probe_losses, "_ours", spoilt)
+    fused._losses_work.cache_clear()
+    out = torch.zeros(4, 3, requires_grad=True, device=DEVICE)
+    try:
+        assert not fused.losses_supported(out)
+        assert compared.compare(out, torch.zeros(2, dtype=torch.long, device=DEVICE))[1].shape == (2,)
+    finally:
+        fused._losses_work.cache_clear()
+    (message,) = caplog.messages
+    told = f"Triton's kernels are wrong here, so losses are not fused: {probe_losses.NAMES[wrong]} is off by 0.1"
+    assert message.startswith(told)
+
+
+def test_what_cannot_be_compiled_is_told_once_and_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify one")
+
+    monkeypatch.setattr(losses.Entropies, "apply", refuse)
+    fused._losses_work.cache_clear()
+    try:
+        assert not any(fused.losses_supported(torch.zeros(4, 3, device=DEVICE)) for _ in range(2))
+    finally:
+        fused._losses_work.cache_clear()
+    assert caplog.messages == ["Triton cannot run here, so losses are not fused: Failed to find C compiler."]
+
+
+def test_unlabelled_rows_alone_give_nothing() -> None:
+    logits, labels = problem(3, 5)
+    labels[:] = IGNORE
+    entropies = fused.cross_entropies(logits[:3], labels)
+    assert not entropies.any()
+    assert not torch.autograd.grad(entropies.sum(), logits)[0].any()
