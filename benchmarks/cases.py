@@ -46,8 +46,8 @@ class CasesConfig(Recorded):
     """Rows per step; a table for each."""
     attention: Annotated[tuple[Attention, ...], Field(min_length=1)] = ("sdpa",)
     """How a step is executed: Hugging Face's eager or sdpa attention, compiled (sdpa, the model by torch.compile), or
-    fused (GPUs only: sdpa, and our kernels under an attack, which the three others go without; a step without
-    adversaries, or whose passes share dropout, is one by sdpa). The twin has its own way and comes once."""
+    fused (GPUs only: sdpa, and our kernels, which the three others go without: for losses, and for attention under an
+    attack whose passes have dropout of their own; the peers are by sdpa). The twin has its own way and comes once."""
     precision: Annotated[tuple[Precision, ...], Field(min_length=1)] = ("fp32",)
     """fp32: torch's own engine. bf16, and on a GPU fp16: our steps by DeepSpeed with weights in half precision, the
     peers under autocast, as each has it."""
@@ -127,7 +127,7 @@ def build(request: CasesConfig, case: Case, rows: int, length: int, device: torc
     train = trainer(shape, case.name, request.task, device, case.precision, compiled, zero)
     # Each of the other ways without the kernels that torch's own operations would give way to by themselves.
     fused = case.attention == "fused"
-    run = with_kernels(train, device, cycle(case.name)) if fused else without_kernels(train)
+    run = with_kernels(train, case.name, device, cycle(case.name)) if fused else without_kernels(train)
     return lambda: run(batch)
 
 

@@ -1,9 +1,10 @@
 """Steps with the kernels of asa/fused and without them: they are chosen by themselves wherever they can run."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedConfig
@@ -40,33 +41,41 @@ def without_kernels(train: Train) -> Train:
 
 
 def fusible(name: str) -> bool:
+    """Whether kernels may do anything of the step `name`: the losses of every step of ours."""
+    return name not in PEERS
+
+
+def attacks(name: str) -> bool:
     """Whether the step `name` attacks attention, and so that the kernels may do it: not where passes share dropout."""
-    if name in PEERS:
+    if not fusible(name):
         return False
     method = method_of(name)
     return method.uses_adversary and all(getattr(one, "dropout", None) != "shared" for one in vars(method).values())
 
 
-def with_kernels(train: Train, device: torch.device, steps: int) -> Train:
-    """The same steps by the kernels. Raises RequestError in that one of `steps` by which none has come to them."""
-    asked, left, begin = False, steps, dispatch.fused_attention
+def with_kernels(train: Train, name: str, device: torch.device, steps: int) -> Train:
+    """The steps `name` by the kernels. Raises RequestError in that one of `steps` by which none has come to those of
+    attention, where it attacks that, or else to those of losses."""
+    asked, left = False, steps
+    watched: dict[str, Any] = {"fused_attention": dispatch} if attacks(name) else {}
+    watched = watched or dict.fromkeys(("compare", "cross_entropies"), fused)
 
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal asked
-        asked = True
-        return begin(*args, **kwargs)
+    def noting(begin: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal asked
+            asked = True
+            return begin(*args, **kwargs)
+
+        return noted
 
     def run(batch: Batch) -> bool:
         nonlocal left
-        if asked:
-            with kernels({device.type}):
+        with kernels({device.type}), ExitStack() as stack:
+            if asked:
                 return train(batch)
-        dispatch.fused_attention = noted  # type: ignore[assignment]
-        try:
-            with kernels({device.type}):
-                applied = train(batch)
-        finally:
-            dispatch.fused_attention = begin
+            for word, module in watched.items():
+                stack.enter_context(patch.object(module, word, noting(getattr(module, word))))
+            applied = train(batch)
         left -= 1
         if not asked and left <= 0:
             raise RequestError("the fused kernels take no step of this kind; leave fused out of --attention")
@@ -78,11 +87,11 @@ def with_kernels(train: Train, device: torch.device, steps: int) -> Train:
 def attention(names: Sequence[str], shape: PreTrainedConfig, rows: int, length: int, precision: Precision) -> str:
     """The attention of steps that are left to themselves, in a table's words. Args: shape with sdpa."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    heads = shape.num_attention_heads
-    queries = (rows, heads, length, shape.hidden_size // heads)
-    taken = fused.supported(OPTIONS.asa, device, HALVES.get(precision, torch.float32), queries)
-    mine = [name for name in dict.fromkeys(names) if fusible(name)] if taken else []
-    return "sdpa" + f" ({', '.join(mine)} under attack: fused)" * bool(mine)
+    heads, dtype = shape.num_attention_heads, HALVES.get(precision, torch.float32)
+    taken = fused.supported(OPTIONS.asa, device, dtype, (rows, heads, length, shape.hidden_size // heads))
+    mine = [f"{name} under attack" for name in dict.fromkeys(names) if attacks(name)] if taken else []
+    mine += ["our losses"] * fused.losses_supported(torch.empty(0, 2, dtype=dtype, device=device))
+    return "sdpa" + f" (fused: {', '.join(mine)})" * bool(mine)
 
 
 def check_kernels() -> None:

@@ -61,16 +61,18 @@ def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
     """
     wide = dtype == torch.float32
     K = max(16, 1 << (head - 1).bit_length())  # what the matrix units take
-    large = not wide and kernel in ("forward", "query")
-    shape = {"M": 128 if large else 32 if wide and kernel == "key" else 64, "N": 32 if wide else 64}
+    # The map's product over all of the width is a matrix product like others: large tiles read operands less often.
+    packs = kernel == "pack" and not wide
+    large = packs or (not wide and kernel in ("forward", "query"))
+    shape = {"M": 128 if large else 32 if wide and kernel == "key" else 64, "N": 32 if wide else 128 if packs else 64}
     if kernel != "pack":
         shape["K"] = K
     if kernel in ("pack", "slope"):
         shape["D"] = 32 if wide else 64
     # fp32 by three tf32 products: close to fp32's own accuracy, and on the matrix units.
     precision = {"PRECISION": "tf32x3" if wide else "ieee"}
-    few_warps = kernel == "pack" or (wide and K <= 64)
-    return shape | precision | {"num_warps": 4 if few_warps else 8, "num_stages": 2}
+    few_warps = wide and (kernel == "pack" or K <= 64)
+    return shape | precision | {"num_warps": 4 if few_warps else 8, "num_stages": 3 if packs else 2}
 
 
 def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, mask_bias_BL: Tensor, state_BL: Tensor) -> tuple[Tensor, Tensor]:

@@ -139,7 +139,9 @@ def test_on_a_gpu_the_heading_names_the_fused_kernels(monkeypatch: pytest.Monkey
     names, shape = ["vanilla", "asa", "twin"], bert_config(1, 64, "sdpa")
     assert attention(names, shape, 2, 16, "fp32") == "sdpa"
     monkeypatch.setattr("asa.fused.supported", lambda *args: True)
-    assert attention(names, shape, 2, 16, "fp32") == "sdpa (asa under attack: fused)"
+    assert attention(names, shape, 2, 16, "fp32") == "sdpa (fused: asa under attack)"
+    monkeypatch.setattr("asa.fused.losses_supported", lambda *args: True)
+    assert attention(names, shape, 2, 16, "fp32") == "sdpa (fused: asa under attack, our losses)"
 
 
 def test_what_cannot_scale_here_is_a_wrong_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from transformers import BertConfig, BertForMaskedLM, RobertaConfig
 from asa import dispatch, fused
 from asa.errors import RequestError, WorkError
 from benchmarks.cases import Case, build, cases, heading, prepare
-from benchmarks.fused import with_kernels, without_kernels
+from benchmarks.fused import attacks, with_kernels, without_kernels
 from benchmarks.memory import MemoryConfig, memory
 from benchmarks.memory import measure as peaks_of
 from benchmarks.peak import Peak, peak_bytes
@@ -66,40 +67,58 @@ def test_attention_and_precision_make_cases_and_the_twin_is_one() -> None:
     assert list(cases(StepTimeConfig())) == [VANILLA, ASA, STOCK, TWIN]
 
 
-def test_only_a_step_with_adversaries_has_fused_kernels() -> None:
-    alone = cases(StepTimeConfig(methods=("asa_sparse", "asa_freelb"), attention=("fused",)))
-    assert [case.attention for case in alone.values()] == ["fused", "sdpa"], "freelb shares dropout"
+def test_peers_have_no_fused_kernels() -> None:
     both = cases(StepTimeConfig(methods=(VANILLA, ASA, STOCK, TWIN), attention=("sdpa", "fused")))
-    assert list(both) == ["vanilla sdpa", "asa sdpa", "asa fused", "stock sdpa", "twin"]
-    alone = cases(StepTimeConfig(methods=(VANILLA, ASA), attention=("fused",)))
-    assert {label: case.attention for label, case in alone.items()} == {VANILLA: "sdpa", ASA: "fused"}
+    assert list(both) == ["vanilla sdpa", "vanilla fused", "asa sdpa", "asa fused", "stock sdpa", "twin"]
+    alone = cases(StepTimeConfig(methods=(VANILLA, STOCK), attention=("fused",)))
+    assert {label: case.attention for label, case in alone.items()} == {VANILLA: "fused", STOCK: "sdpa"}
     request = StepTimeConfig(methods=(VANILLA, ASA), attention=("sdpa", "fused"))
-    seconds = {"vanilla sdpa": [1.0], "asa sdpa": [3.0], "asa fused": [2.0]}
+    seconds = {"vanilla sdpa": [1.0], "vanilla fused": [0.5], "asa sdpa": [3.0], "asa fused": [2.0]}
     assert report(request, 8, 64, CPU, seconds).splitlines()[-2:] == [
         "sdpa, fp32: ASA/vanilla 3.000",
-        "fused, fp32: ASA/vanilla 2.000",
+        "fused, fp32: ASA/vanilla 4.000",
     ]
 
 
-def test_a_fused_step_comes_to_its_kernels_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_fused_of_a_step_that_attacks_it() -> None:
+    attacking = [name for name in ("vanilla", "asa", "asa_sparse", "asa_freelb", "stock", "twin") if attacks(name)]
+    assert attacking == ["asa", "asa_sparse"], "freelb shares dropout"
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "kernel"),
+    [
+        ("asa", dispatch, "fused_attention"),
+        ("vanilla", fused, "cross_entropies"),
+        ("r_drop", fused, "compare"),
+    ],
+)
+def test_a_fused_step_comes_to_its_kernels_or_is_refused(
+    name: str, module: Any, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen: list[set[str]] = []
-    attended: Any = lambda *args: chosen.append(set(fused.DEVICES)) or True  # noqa: E731
-    monkeypatch.setattr(dispatch, "fused_attention", attended)
-    step: Any = lambda batch: dispatch.fused_attention(batch)  # type: ignore[call-arg]  # noqa: E731
+    monkeypatch.setattr(module, kernel, lambda *args: chosen.append(set(fused.DEVICES)) or True)
+    step: Any = lambda batch: getattr(module, kernel)(batch)  # noqa: E731
     batch = task_batch("mlm", 2, 8, 99)
-    run = with_kernels(step, torch.device("cuda"), 1)
+    run = with_kernels(step, name, torch.device("cuda"), 1)
     run(batch)
     run(batch)
     without_kernels(step)(batch)
     assert chosen == [{"cuda"}, {"cuda"}, set()]
     assert set(fused.DEVICES) == {"cuda"}
     with pytest.raises(RequestError, match="take no step of this kind; leave fused out of --attention"):
-        with_kernels(lambda batch: True, CPU, 1)(batch)
+        with_kernels(lambda batch: True, name, CPU, 1)(batch)
     turns = iter([False, True])
-    every_second = with_kernels(lambda batch: step(batch) if next(turns) else True, torch.device("cuda"), 2)
+    every_second = with_kernels(lambda batch: step(batch) if next(turns) else True, name, torch.device("cuda"), 2)
     every_second(batch)
     every_second(batch)
     assert chosen.pop() == {"cuda"}
+
+
+def test_fused_losses_are_not_enough_for_a_step_that_attacks_attention() -> None:
+    step: Any = lambda batch: fused.compare(torch.zeros(2, 3), torch.zeros(1, dtype=torch.long)) is None  # noqa: E731
+    with patch.object(fused, "compare"), pytest.raises(RequestError, match="take no step of this kind"):
+        with_kernels(step, "asa", CPU, 1)(task_batch("mlm", 2, 8, 99))
 
 
 def test_ways_to_execute_a_step_are_timed_beside_each_other(tmp_path: Path) -> None:
