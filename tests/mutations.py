@@ -167,6 +167,20 @@ MUTATIONS = (
         "1",
         "asa/test_cpu_attention.py::test_without_dropout_it_is_torchs",
     ),
+    Mutation(
+        "the clean prediction's part in the fused divergence's gradient has the other sign",
+        "fused/vocabulary.py",
+        "d_p_T += p_T * (slope_T + own_p) - q_T * half",
+        "d_p_T += p_T * (own_p - slope_T) - q_T * half",
+        "fused/test_losses.py::test_losses_and_gradients_are_torchs",
+    ),
+    Mutation(
+        "gradients of clean rows are not put beside the attacked ones",
+        "fused/beside.py",
+        "all_BHLK[: self.free].copy_(free_BHLK)",
+        "all_BHLK[: self.free].zero_()",
+        "fused/test_beside.py::test_both_at_once_are_what_each_is_alone",
+    ),
 )
 
 
