@@ -17,6 +17,7 @@ from asa.hf import weights_sha256
 from asa.places import check_folder, clear, whole
 from asa.record import Record
 from finetune.attack import Worst
+from finetune.claims import in_turn
 from finetune.evaluation_config import RobustnessConfig
 from finetune.lineage import check_unseen
 from finetune.radii import radii_of
@@ -49,7 +50,8 @@ def robustness(config: RobustnessConfig) -> None:
             if not kept(folder, facts, config.overwrite):
                 replaceable(folder, "robustness")
     for task in tasks:
-        _attack(task, saved, config)
+        with in_turn(config.out, f"{task.name}/{config.reference}"):
+            _attack(task, saved, config)
 
 
 def _attack(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> None:

@@ -15,6 +15,7 @@ from asa.hf import weights_sha256
 from asa.model import TaskModel
 from asa.places import check_folder, clear
 from asa.record import Record
+from finetune.claims import in_turn
 from finetune.evaluation_config import ScoreConfig
 from finetune.labels import label_map, merged
 from finetune.metrics import score
@@ -57,9 +58,12 @@ def score_all(config: ScoreConfig) -> None:
         module = module_of(saved, device(), FLAG) if any(one.folder not in done for one in mine) else None
         for one in mine:
             scores = "finished before"
+            name = str(one.folder.relative_to(config.out))
             if module is not None and one.folder not in done:
-                scores = _line(score_one(one, module, config, facts[one.folder]))
-            print(f"{one.folder.relative_to(config.out)!s:48s} {scores}", flush=True)
+                with in_turn(config.out, name):
+                    if not kept(one.folder, facts[one.folder], config.overwrite):  # by another process, meanwhile
+                        scores = _line(score_one(one, module, config, facts[one.folder]))
+            print(f"{name:48s} {scores}", flush=True)
 
 
 def _line(end: dict[str, Any]) -> str:

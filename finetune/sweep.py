@@ -126,12 +126,12 @@ def sweep(given: dict[str, Any]) -> None:
             board.note(f"{cell.run.name:40s} finished before")
         others = []
         for cell in (cell for cell in work.cells if cell not in work.finished):
-            with claimed(cell) as mine:
+            with claimed(cell.config.out, cell.run.name) as mine:
                 make(cell) if mine else others.append(cell)
         if config.worker == 0 and dist.world() == 1:
             # Those of processes that are killed meanwhile fall to this one.
             for cell in others:
-                with claimed(cell, wait=True):
+                with claimed(cell.config.out, cell.run.name, wait=True):
                     make(cell)
     # Ranks cannot wait.
     _answer(failed, work.unfinished(others) if dist.world() > 1 else [], len(work.cells))

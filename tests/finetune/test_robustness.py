@@ -22,7 +22,7 @@ from finetune.robustness import EXAMPLES, robustness
 from finetune.saved import find
 from finetune.subject import attacked, prepare
 from tests.finetune.conftest import CLASSES, small_task
-from tests.finetune.test_score import saved
+from tests.finetune.test_score import saved, waiting
 
 E, L, D = 3, 4, 5  # examples, tokens, width
 ROOM = Room(torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool), E, D)
@@ -204,6 +204,12 @@ def test_a_command_given_again_does_what_is_left_and_finds_the_same(
         robustness(RobustnessConfig(**asked))
         with np.load(folder / RADII) as found:
             assert set(before["radius"]) < set(found["radius"])  # those of rows without a radius are 0
+
+
+def test_two_commands_on_one_reference_take_turns(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with waiting(lambda: robustness(RobustnessConfig(**asked)), asked["out"], "colours/one", monkeypatch):
+        assert not (asked["out"] / "colours").exists()
+    assert record.finished(asked["out"] / "colours" / "one" / "two" / record.NAME)
 
 
 def test_radii_and_records_of_other_rows_are_not_taken_for_those_of_these(

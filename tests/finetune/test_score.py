@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ from transformers import BertConfig
 from asa import record
 from asa.config import from_dict
 from asa.errors import RequestError, WorkError
+from finetune import claims
 from finetune import score as module
+from finetune.claims import claimed
 from finetune.evaluation_config import RobustnessConfig, ScoreConfig
 from finetune.labels import Merge, label_map, merged
 from finetune.lineage import stages
@@ -269,6 +274,38 @@ def test_what_a_kill_has_left_of_a_score_is_scored_again(task_folder: Path, mode
     (left / f"{record.NAME}.partial").write_text("{")
     score_all(request(task_folder, tmp_path / "out", model, length=16))
     assert record.finished(left / record.NAME)
+
+
+def test_two_commands_on_one_record_take_turns(
+    task_folder: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second finds what the first has made, and makes it itself where the first was killed."""
+    asked = request(task_folder, tmp_path / "out", saved(tmp_path / "mine", model_folder, CLASSES), length=16)
+    path, aside = tmp_path / "out" / "colours" / "mine" / record.NAME, tmp_path / "aside"
+    made: list[Path] = []
+    monkeypatch.setattr(module, "score_one", lambda one, *rest: made.append(one.folder) or score_one(one, *rest))
+    for finished in (False, True):
+        with waiting(lambda: score_all(asked), asked.out, "colours/mine", monkeypatch):
+            assert path.exists() == finished
+            if finished:
+                aside.rename(path)
+        assert record.finished(path)
+        assert len(made) == 1
+        path.rename(aside)
+        path.write_text("")
+
+
+@contextmanager
+def waiting(command: Callable[[], None], out: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside, another process has what is called so and the command waits for it; afterwards it has ended."""
+    said = threading.Event()
+    monkeypatch.setattr(claims, "print", lambda line, flush: said.set() if "waiting" in line else None, raising=False)
+    second = threading.Thread(target=command, daemon=True)
+    with claimed(out, name):
+        second.start()
+        assert said.wait(60)
+        yield
+    second.join(60)
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_a_standard_task_starts_from_its_recipe_and_flags_have_the_last_word(
 def test_a_run_that_another_process_makes_is_left_to_it(given: Given, tmp_path: Path) -> None:
     wanted = given(seeds=[0, 1], worker=1)
     (first, _) = Sweep(wanted).cells
-    with claimed(first) as mine:
+    with claimed(first.config.out, first.run.name) as mine:
         assert mine
         sweep(wanted)
     assert not (tmp_path / "runs" / first.run.name).exists()
@@ -272,7 +272,7 @@ def held(cell: Cell, following: Cell, last: Callable[[], object] = lambda: None)
     claim = following.config.out / FOLDER / following.run.name
 
     def hold() -> None:
-        with claimed(cell):
+        with claimed(cell.config.out, cell.run.name):
             begun.set()
             while not claim.exists() and not over.wait(0.01):
                 pass
