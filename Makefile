@@ -60,7 +60,7 @@ test-slow: setup
 
 test-gpu: setup
 	$(PY) -m pytest -m gpu -rs
-	$(PY) -m pytest tests/fused/test_attention.py tests/fused/test_step.py tests/fused/test_supported.py tests/fused/test_deepspeed.py
+	$(PY) -m pytest tests/fused
 
 reliability: setup
 	$(PY) -m pytest -m reliability

@@ -73,9 +73,13 @@ def _attacked(
         mask = None if attention_mask is None else attention_mask[: beside.free]
         clean_BLHK, _ = forward(module, free_q, free_k, free_v, mask, dropout, scaling, **kwargs)
         clean_BHLK = clean_BLHK.transpose(1, 2)
-    options = {"scale": scale, "dropout": dropout}
     context_BHLK, kept_BL = fused_attention(
-        q_BHLK, k_BHLK, v_BHLK, *found[:4], **options, config=config, beside=beside, clean_BHLK=clean_BHLK
+        *(q_BHLK, k_BHLK, v_BHLK, *found[:4]),
+        scale=scale,
+        dropout=dropout,
+        config=config,
+        beside=beside,
+        clean_BHLK=clean_BHLK,
     )
     found.counted(kept_BL)
     return context_BHLK.transpose(1, 2)

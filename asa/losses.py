@@ -49,7 +49,7 @@ class _SymmetricKL(Function):
         return value
 
     @staticmethod
-    @first_only
+    @first_only("divergences")
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         grad_p, grad_q = ctx.saved_tensors
         return grad_p * grads[0].unsqueeze(-1), grad_q * grads[0].unsqueeze(-1)

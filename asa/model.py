@@ -35,7 +35,8 @@ class Output:
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """log softmax of the logits in fp32, computed once for all losses: over a vocabulary it costs like a layer."""
+        """log softmax of the logits in fp32, computed once for all that want it (fused losses do not): over a
+        vocabulary it costs like a layer."""
         return self.logits.float().log_softmax(-1)
 
     def halves(self) -> tuple["Output", "Output"]:

@@ -55,15 +55,14 @@ def attacks(name: str) -> bool:
 
 def with_kernels(train: Train, name: str, device: torch.device, steps: int) -> Train:
     """The steps `name` by the kernels. Raises RequestError in that one of `steps` by which none has come to those of
-    attention, where it attacks that, or else to those of losses."""
-    asked, left = False, steps
-    watched: dict[str, Any] = {"fused_attention": dispatch} if attacks(name) else {}
-    watched = watched or dict.fromkeys(("compare", "cross_entropies"), fused)
+    losses, or of attention where it attacks that."""
+    missing, left = {"losses", "attention"} if attacks(name) else {"losses"}, steps
+    places = [("losses", fused, "compare"), ("losses", fused, "cross_entropies")]
+    places += [("attention", dispatch, "fused_attention")]
 
-    def noting(begin: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(part: str, begin: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
-            nonlocal asked
-            asked = True
+            missing.discard(part)
             return begin(*args, **kwargs)
 
         return noted
@@ -71,14 +70,15 @@ def with_kernels(train: Train, name: str, device: torch.device, steps: int) -> T
     def run(batch: Batch) -> bool:
         nonlocal left
         with kernels({device.type}), ExitStack() as stack:
-            if asked:
+            if not missing:
                 return train(batch)
-            for word, module in watched.items():
-                stack.enter_context(patch.object(module, word, noting(getattr(module, word))))
+            for part, module, word in places:
+                stack.enter_context(patch.object(module, word, noting(part, getattr(module, word))))
             applied = train(batch)
         left -= 1
-        if not asked and left <= 0:
-            raise RequestError("the fused kernels take no step of this kind; leave fused out of --attention")
+        if missing and left <= 0:
+            parts = " and ".join(sorted(missing))
+            raise RequestError(f"the kernels of {parts} take no step of this kind; leave fused out of --attention")
         return applied
 
     return run
@@ -90,7 +90,8 @@ def attention(names: Sequence[str], shape: PreTrainedConfig, rows: int, length: 
     heads, dtype = shape.num_attention_heads, HALVES.get(precision, torch.float32)
     taken = fused.supported(OPTIONS.asa, device, dtype, (rows, heads, length, shape.hidden_size // heads))
     mine = [f"{name} under attack" for name in dict.fromkeys(names) if attacks(name)] if taken else []
-    mine += ["our losses"] * fused.losses_supported(torch.empty(0, 2, dtype=dtype, device=device))
+    if any(map(fusible, names)) and fused.losses_supported(torch.empty(0, 2, dtype=dtype, device=device)):
+        mine.append("our losses")
     return "sdpa" + f" (fused: {', '.join(mine)})" * bool(mine)
 
 

@@ -95,7 +95,9 @@ class ReplacedTokens:
             out = engine.forward(batch)
             loss = task_loss(out, batch)
             engine.backward(self.weight * loss)
-            prepared.append(rtd.replace_tokens(batch, rtd.sample(out.log_probs, _pad(engine)), tokens))
+            with torch.no_grad():  # fused losses have left the distributions to be made here
+                sampled_M = rtd.sample(out.log_probs, _pad(engine))
+            prepared.append(rtd.replace_tokens(batch, sampled_M, tokens))
             loss, replaced = loss.detach(), (prepared[-1].labels == rtd.REPLACED).sum() / tokens
             add(terms, {"loss": self.weight * loss, "generator": loss, "replaced": replaced})
             beat()

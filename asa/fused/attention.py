@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from asa.fused import launch
 from asa.fused.beside import Beside
 from asa.fused.launch import Options, Saved
-from asa.typed import Function
+from asa.typed import Function, first_only
 
 # B rows, D width, H heads, K width of one head, L length, W words of 32 keys
 
@@ -34,6 +33,7 @@ class FusedAttention(Function):
         beside: Beside,
         clean_BHLK: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        assert (clean_BHLK is None) == (beside.free == 0), "who parted clean rows has their context"
         q_BHLK, k_BHLK, v_BHLK = (_rows_whole(x) for x in (q_BHLK, k_BHLK, v_BHLK))
         if mask_bias_BL is None:
             mask_bias_BL = mask_q_BLD.new_zeros(mask_q_BLD.shape[:2], dtype=torch.float32)
@@ -47,14 +47,13 @@ class FusedAttention(Function):
         all_BHLK = out_BHLK if clean_BHLK is None else beside.whole(clean_BHLK, out_BHLK)
         beside.made.clear()
         maps = (state_BL, seed, bits_BLW, kept_BL)
-        # Detached: a view of what is returned, kept by what made it, would keep both for ever.
-        ctx.save_for_backward(*Saved(q_BHLK, k_BHLK, v_BHLK, *made, *maps, out_BHLK.detach(), lse_BHL))
+        ctx.save_for_backward(*Saved(q_BHLK, k_BHLK, v_BHLK, *made, *maps, out_BHLK, lse_BHL))
         ctx.options, ctx.beside = options, beside
         return all_BHLK, kept_BL.float()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # the decorator's type
+    @first_only("fused attention's gradients")
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved, options = Saved(*ctx.saved_tensors), ctx.options
         beside: Beside = ctx.beside
         d_clean_BHLK = grads[0][: beside.free] if beside.free else None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asa.typed import Function
+from asa.typed import Function, first_only
 
 # B rows, H heads, K width of one head, L length
 
@@ -54,6 +54,7 @@ class _Part(Function):
         return (*(x[: beside.free] for x in all_BHLK), *(x[beside.free :] for x in all_BHLK))
 
     @staticmethod
+    @first_only("fused attention's gradients")
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         beside: Beside = ctx.beside
         count = len(grads) // 2

@@ -23,28 +23,26 @@ class Entropies(Function):
     @staticmethod
     def forward(ctx: Any, logits_NC: Tensor, labels_N: Tensor, pair: bool) -> tuple[Tensor, Tensor]:
         logits_NC, labels_N, rows = logits_NC.contiguous(), labels_N.contiguous(), len(labels_N)
+        if logits_NC.shape[:-1] != (rows * (1 + pair),) or labels_N.dim() != 1:
+            raise ValueError(f"{list(logits_NC.shape)} logits do not fit {list(labels_N.shape)} labels")
         entropies_N = logits_NC.new_empty(rows, dtype=torch.float32)
-        sums, means = (entropies_N.new_empty(1 + pair, rows) for _ in range(2))
-        classes = logits_NC.shape[-1]
-        if rows:
-            sizes = rows, classes, classes
-            run(entropy_kernel, (rows,), logits_NC, labels_N, entropies_N, sums, means, *sizes, **tile(classes, pair))
-        ctx.save_for_backward(logits_NC, labels_N, sums, means)
+        tops, logs, means = (entropies_N.new_empty(1 + pair, rows) for _ in range(3))
+        sizes = rows, logits_NC.shape[-1], logits_NC.shape[-1]
+        settings = tile(logits_NC.shape[-1], pair)
+        run(entropy_kernel, (rows,), logits_NC, labels_N, entropies_N, tops, logs, means, *sizes, **settings)
+        ctx.save_for_backward(logits_NC, labels_N, tops, logs, means)
         return entropies_N, (means[0] - means[1]) / 2 if pair else entropies_N.new_zeros(rows)
 
     @staticmethod
-    @first_only
+    @first_only("fused losses")
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        logits_NC, labels_N, sums, means = ctx.saved_tensors
-        d_entropies_N, d_values_N = (grad.contiguous() for grad in grads)
+        logits_NC, labels_N, *saved = ctx.saved_tensors
+        grads_N = (grad.contiguous() for grad in grads)
         found_NC, rows, classes = torch.empty_like(logits_NC), len(labels_N), logits_NC.shape[-1]
-        settings = tile(classes, len(sums) > 1)
-        if rows:
-            run(
-                gradient_kernel, (rows, parts(classes, settings["T"])),
-                logits_NC, labels_N, sums, means, d_entropies_N, d_values_N, found_NC, rows, classes, classes,
-                **settings,
-            )  # fmt: skip
+        settings = tile(classes, len(saved[0]) > 1)
+        grid = (rows, parts(classes, settings["T"]))
+        operands = (logits_NC, labels_N, *saved, *grads_N, found_NC)
+        run(gradient_kernel, grid, *operands, rows, classes, classes, **settings)
         return found_NC, None, None
 
 

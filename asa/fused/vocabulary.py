@@ -19,7 +19,7 @@ UNLABELLED = tl.constexpr(IGNORE)
 @triton.jit
 def log_sum(x_C, classes, T: tl.constexpr):
     """(largest, log of the sum of exp(x - largest)) of one row of logits."""
-    top, total = -float("inf"), 0.0
+    top, total = -3.4e38, 0.0  # about fp32's least: finite, or a tile of -inf alone would give -inf - -inf
     for start in range(0, classes, T):
         column_T = start + tl.arange(0, T)
         x_T = tl.load(x_C + column_T, mask=column_T < classes, other=-float("inf")).to(tl.float32)
@@ -31,19 +31,22 @@ def log_sum(x_C, classes, T: tl.constexpr):
 
 @triton.jit(do_not_specialize=("rows",))
 def entropy_kernel(
-    logits, labels_N, entropies_N, sums, means, rows, classes, stride, T: tl.constexpr, PAIR: tl.constexpr
+    logits, labels_N, entropies_N, tops, logs, means, rows, classes, stride, T: tl.constexpr, PAIR: tl.constexpr
 ):
-    """Of one row: its cross entropy (0 where unlabelled, NaN where the label is no class) and log-sum-exp. PAIR: also
-    its fellow's log-sum-exp, and the means of log p - log q under p and under q."""
+    """Of one row: its cross entropy (0 where unlabelled, NaN where the label is no class), largest logit and log of the
+    sum of exp(logit - largest). PAIR: the last two of its fellow too, and the means of log p - log q under p and q.
+
+    Largest and log stay apart: what all logits of a row have in common would cost their sum its digits.
+    """
     row = tl.program_id(0)
     p_C = logits + row.to(tl.int64) * stride
     top_p, log_p = log_sum(p_C, classes, T)  # pyright: ignore[reportGeneralTypeIssues]  # of Python it only raises
     label = tl.load(labels_N + row)
     known = (label >= 0) & (label < classes)
     at_label = tl.load(p_C + label, mask=known, other=float("nan")).to(tl.float32)
-    # The largest first: what both logits have in common would cost a sure answer's entropy its digits.
     tl.store(entropies_N + row, tl.where(label == UNLABELLED, 0.0, log_p + (top_p - at_label)))
-    tl.store(sums + row, log_p + top_p)
+    tl.store(tops + row, top_p)
+    tl.store(logs + row, log_p)
     if PAIR:
         q_C = p_C + rows.to(tl.int64) * stride
         top_q, log_q = log_sum(q_C, classes, T)
@@ -57,14 +60,15 @@ def entropy_kernel(
             gap_T = tl.where(inside_T, (x_T - y_T) - apart, 0.0)
             under_p += tl.sum(tl.exp(x_T - top_p) * gap_T, 0)
             under_q += tl.sum(tl.exp(y_T - top_q) * gap_T, 0)
-        tl.store(sums + rows + row, log_q + top_q)
+        tl.store(tops + rows + row, top_q)
+        tl.store(logs + rows + row, log_q)
         tl.store(means + row, under_p * tl.exp(-log_p))
         tl.store(means + rows + row, under_q * tl.exp(-log_q))
 
 
 @triton.jit(do_not_specialize=("rows",))
 def gradient_kernel(
-    logits, labels_N, sums, means, d_entropies_N, d_values_N, found, rows, classes, stride,
+    logits, labels_N, tops, logs, means, d_entropies_N, d_values_N, found, rows, classes, stride,
     T: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
     """Gradient to one tile of a row's logits, and with PAIR to its fellow's."""
@@ -73,14 +77,17 @@ def gradient_kernel(
     inside_T = column_T < classes
     of_row = row.to(tl.int64) * stride + column_T
     label = tl.load(labels_N + row)
-    task = tl.where(label == UNLABELLED, 0.0, tl.load(d_entropies_N + row))
-    log_p_T = tl.load(logits + of_row, mask=inside_T, other=0.0).to(tl.float32) - tl.load(sums + row)
+    task = tl.where((label >= 0) & (label < classes), tl.load(d_entropies_N + row), float("nan"))
+    task = tl.where(label == UNLABELLED, 0.0, task)
+    x_T = tl.load(logits + of_row, mask=inside_T, other=0.0).to(tl.float32)
+    log_p_T = (x_T - tl.load(tops + row)) - tl.load(logs + row)
     p_T = tl.exp(log_p_T)
     d_p_T = p_T * task - tl.where(column_T == label, task, 0.0)
     if PAIR:
         of_fellow = of_row + rows.to(tl.int64) * stride
         half = tl.load(d_values_N + row) / 2
-        log_q_T = tl.load(logits + of_fellow, mask=inside_T, other=0.0).to(tl.float32) - tl.load(sums + rows + row)
+        y_T = tl.load(logits + of_fellow, mask=inside_T, other=0.0).to(tl.float32)
+        log_q_T = (y_T - tl.load(tops + rows + row)) - tl.load(logs + rows + row)
         q_T = tl.exp(log_q_T)
         slope_T = (log_p_T - log_q_T) * half
         own_p, own_q = (1 - tl.load(means + row)) * half, (1 + tl.load(means + rows + row)) * half

@@ -61,13 +61,21 @@ def _sequence_kind(config: PreTrainedConfig) -> Kind:
     return "regression"
 
 
-def totals(kind: Kind, batches: Sequence[Mapping[str, Any]]) -> Totals:
+def classes_of(model: PreTrainedModel, kind: Kind) -> int | None:
+    """How many labels there are for a head of Hugging Face's; None for numbers, choices, and a head of one's own, which
+    may have others than its config says."""
+    if kind in ("regression", "choice") or not type(model).__module__.startswith("transformers."):
+        return None
+    return model.config.vocab_size if kind == "mlm" else model.config.num_labels
+
+
+def totals(kind: Kind, batches: Sequence[Mapping[str, Any]], classes: int | None = None) -> Totals:
     """Count a window of the collator's batches; a window without labels counts as 1, since its task losses are all 0.
 
-    Raises: RequestError for a batch we cannot train on.
+    Args: classes, how many labels there are, where that is known. Raises: RequestError for a batch we cannot train on.
     """
     for inputs in batches:
-        _check(kind, inputs)
+        _check(kind, inputs, classes)
     rows = sum(_sequences(inputs) for inputs in batches)
     counts = [_labelled(kind, inputs["labels"]).sum() for inputs in batches]
     return Totals(rows, max(1, int(sum(counts))))
@@ -98,7 +106,7 @@ def _labelled(kind: Kind, labels: Tensor) -> Tensor:
     return torch.ones_like(labels, dtype=torch.bool) if kind == "regression" else labels != IGNORE
 
 
-def _check(kind: Kind, inputs: Mapping[str, Any]) -> None:
+def _check(kind: Kind, inputs: Mapping[str, Any], classes: int | None) -> None:
     for name in ("input_ids", "labels"):
         if not isinstance(inputs.get(name), Tensor):
             raise RequestError(
@@ -113,3 +121,10 @@ def _check(kind: Kind, inputs: Mapping[str, Any]) -> None:
     if labels.numel() != expected.numel():
         shape = list(labels.shape)
         raise RequestError(f"labels are {shape}, for {kind!r} they must be {list(expected)}; mend the data set")
+    classes = ids.shape[1] if kind == "choice" else classes
+    if classes is not None and len(wrong := labels[(labels != IGNORE) & ((labels < 0) | (labels >= classes))]):
+        # A GPU would end the process there, or by our kernels give no number.
+        allowed = f"0 to {classes - 1}" + f" and {IGNORE}" * (kind != "choice")
+        raise RequestError(
+            f"a label is {int(wrong.flatten()[0])}, for this model allowed: {allowed}; mend the data set"
+        )

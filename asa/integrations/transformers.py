@@ -18,7 +18,7 @@ from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
 from asa.integrations.passes import AcceleratedPasses, Means
 from asa.integrations.refusals import refuse_args, refuse_optimizer, refuse_trainer, refuse_types
-from asa.integrations.tasks import kind_of, to_batch, totals
+from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
 from asa.methods import METHODS, At, MethodsConfig, limits
 from asa.model import TaskModel
 from asa.typed import fork_rng
@@ -93,6 +93,7 @@ class AdversarialTrainer(TypedTrainer):
         """Make `model` the one that is trained, with a new adversary beside it."""
         refuse_types(model)
         self._kind: Kind = kind_of(model, self._asked)
+        self._classes = classes_of(model, self._kind)
         self._method = limits.check(self._name, self._options, self._precision(model), zero=0)
         if self._method.replays > 1:
             raise RequestError(
@@ -131,7 +132,7 @@ class AdversarialTrainer(TypedTrainer):
         for p in () if self.adversary is None else self.adversary.parameters():
             # In a step without an attack too Adam's averages of the adversary go on, as under our engines.
             p.grad = torch.zeros_like(p)
-        self._totals, self._slot = totals(self._kind, batches), 0
+        self._totals, self._slot = totals(self._kind, batches, self._classes), 0
         self._cut = len(batches) < num_batches
         return batches, items
 

@@ -142,6 +142,7 @@ def test_on_a_gpu_the_heading_names_the_fused_kernels(monkeypatch: pytest.Monkey
     assert attention(names, shape, 2, 16, "fp32") == "sdpa (fused: asa under attack)"
     monkeypatch.setattr("asa.fused.losses_supported", lambda *args: True)
     assert attention(names, shape, 2, 16, "fp32") == "sdpa (fused: asa under attack, our losses)"
+    assert attention(["stock", "twin"], shape, 2, 16, "fp32") == "sdpa"
 
 
 def test_what_cannot_scale_here_is_a_wrong_request(monkeypatch: pytest.MonkeyPatch) -> None:

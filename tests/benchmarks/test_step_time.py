@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -85,40 +84,52 @@ def test_attention_is_fused_of_a_step_that_attacks_it() -> None:
     assert attacking == ["asa", "asa_sparse"], "freelb shares dropout"
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "kernel"),
-    [
-        ("asa", dispatch, "fused_attention"),
-        ("vanilla", fused, "cross_entropies"),
-        ("r_drop", fused, "compare"),
-    ],
-)
-def test_a_fused_step_comes_to_its_kernels_or_is_refused(
-    name: str, module: Any, kernel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen: list[set[str]] = []
-    monkeypatch.setattr(module, kernel, lambda *args: chosen.append(set(fused.DEVICES)) or True)
-    step: Any = lambda batch: getattr(module, kernel)(batch)  # noqa: E731
-    batch = task_batch("mlm", 2, 8, 99)
-    run = with_kernels(step, name, torch.device("cuda"), 1)
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What stands for each kernel, and notes where the kernels may run."""
+    found: dict[str, Any] = {"devices": []}
+    for module, kernel in ((dispatch, "fused_attention"), (fused, "compare"), (fused, "cross_entropies")):
+        monkeypatch.setattr(module, kernel, lambda: found["devices"].append(set(fused.DEVICES)) or True)
+        found[kernel] = lambda module=module, kernel=kernel: getattr(module, kernel)()
+    return found
+
+
+KERNELS = {"asa": ("fused_attention", "compare"), "vanilla": ("cross_entropies",)}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_fused_step_comes_to_its_kernels_or_is_refused(name: str, chosen: dict[str, Any]) -> None:
+    step: Any = lambda batch: all(chosen[kernel]() for kernel in KERNELS[name])  # noqa: E731
+    batch, cuda = task_batch("mlm", 2, 8, 99), torch.device("cuda")
+    run = with_kernels(step, name, cuda, 1)
     run(batch)
     run(batch)
     without_kernels(step)(batch)
-    assert chosen == [{"cuda"}, {"cuda"}, set()]
+    count = len(KERNELS[name])
+    assert chosen["devices"] == [{"cuda"}] * 2 * count + [set()] * count
     assert set(fused.DEVICES) == {"cuda"}
-    with pytest.raises(RequestError, match="take no step of this kind; leave fused out of --attention"):
-        with_kernels(lambda batch: True, name, CPU, 1)(batch)
     turns = iter([False, True])
-    every_second = with_kernels(lambda batch: step(batch) if next(turns) else True, name, torch.device("cuda"), 2)
+    every_second = with_kernels(lambda batch: step(batch) if next(turns) else True, name, cuda, 2)
     every_second(batch)
     every_second(batch)
-    assert chosen.pop() == {"cuda"}
+    assert chosen["devices"].pop() == {"cuda"}
 
 
-def test_fused_losses_are_not_enough_for_a_step_that_attacks_attention() -> None:
-    step: Any = lambda batch: fused.compare(torch.zeros(2, 3), torch.zeros(1, dtype=torch.long)) is None  # noqa: E731
-    with patch.object(fused, "compare"), pytest.raises(RequestError, match="take no step of this kind"):
-        with_kernels(step, "asa", CPU, 1)(task_batch("mlm", 2, 8, 99))
+@pytest.mark.parametrize(
+    ("name", "reached", "told"),
+    [
+        ("asa", (), "attention and losses"),
+        ("asa", ("compare",), "attention"),
+        ("asa", ("fused_attention",), "losses"),
+        ("vanilla", ("fused_attention",), "losses"),
+    ],
+)
+def test_a_part_that_comes_to_no_kernel_is_refused(
+    name: str, reached: tuple[str, ...], told: str, chosen: dict[str, Any]
+) -> None:
+    step: Any = lambda batch: all(chosen[kernel]() for kernel in reached)  # noqa: E731
+    with pytest.raises(RequestError, match=f"kernels of {told} take no step of this kind; leave fused out of --att"):
+        with_kernels(step, name, CPU, 1)(task_batch("mlm", 2, 8, 99))
 
 
 def test_ways_to_execute_a_step_are_timed_beside_each_other(tmp_path: Path) -> None:

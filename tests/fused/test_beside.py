@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asa.errors import RequestError
 from asa.fused import beside as beside_module
 from asa.fused import fused_attention
 from asa.fused.beside import Beside
@@ -111,6 +112,30 @@ def test_a_graph_that_is_kept_gives_its_gradients_again() -> None:
     runs = [torch.autograd.grad(context.square().sum() + kept.sum(), qkv, retain_graph=True) for _ in range(2)]
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
     assert beside.made == []
+
+
+def test_what_somebody_else_made_is_put_together_by_token() -> None:
+    beside = Beside(2)
+    free, attacked = torch.randn(2, 3, 5, 7), torch.randn(4, 3, 5, 7)
+    found = beside.whole(free, attacked)
+    assert torch.equal(found, torch.cat([free, attacked]))
+    assert found.transpose(1, 2).is_contiguous()
+
+
+def test_rooms_that_nobody_wanted_do_not_pile_up() -> None:
+    given, beside = small(), Beside(FREE)
+    context, kept = attend(given, beside, beside.part(*operands(given)))
+    for _ in range(2):
+        torch.autograd.grad(context.sum() + kept.sum(), given.operands[3], retain_graph=True)
+        assert len(beside.made) <= 3
+
+
+def test_a_second_derivative_is_refused() -> None:
+    given, beside = small(), Beside(FREE)
+    qkv = operands(given)
+    context, kept = attend(given, beside, beside.part(*qkv))
+    with pytest.raises(RequestError, match="fused attention's gradients have no second derivative"):
+        torch.autograd.grad(context.square().sum() + kept.sum(), qkv, create_graph=True)
 
 
 def test_a_frozen_model_leaves_no_room_behind() -> None:

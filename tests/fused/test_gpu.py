@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from asa import fused as kernels
 from asa.adversary import ASAConfig
 from asa.engine import Passes
 from asa.optim import OptimConfig
 from asa.signal import Perturb
 from tests.asa.conftest import LENGTH, ROWS, tiny_batch, tiny_module
-from tests.fused.oracle import fused, plain, problem
+from tests.asa.test_compared import by_torch, case, gradients
+from tests.fused.oracle import TOLERANCES, error, fused, plain, problem
 from tests.fused.test_attention import check, check_dropout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
@@ -55,3 +57,31 @@ def test_passes_that_share_their_dropout_have_the_same_with_a_mask_that_learns(d
     with engine.same_dropout():
         clean, attacked = engine.probe(batch), engine.probe(batch, Perturb(attend=lambda site: keep_BLL))
     torch.testing.assert_close(attacked.logits, clean.logits, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_losses_over_a_real_vocabulary(dtype: torch.dtype) -> None:
+    logits, labels = case(500, 30522, torch.float32)
+    logits, labels = logits.to("cuda", dtype).requires_grad_(), labels.to("cuda")
+    wide = logits.detach().double().requires_grad_()
+    ours, theirs = kernels.compare(logits, labels), by_torch(wide, labels)
+    assert error(ours[0], theirs[0]) < 1e-5
+    assert error(ours[1], theirs[1]) < 1e-5
+    assert error(gradients(ours, logits), gradients(theirs, wide)) < TOLERANCES[dtype]
+
+
+def test_losses_of_more_logits_than_32_bits_count() -> None:
+    rows, classes = 2**31 // 30522 + 8, 30522
+    logits = torch.zeros(rows, classes, device="cuda", dtype=torch.float16, requires_grad=True)
+    with torch.no_grad():
+        logits[-1, 7] = 5
+    labels = torch.full((rows,), 7, device="cuda")
+    found = kernels.cross_entropies(logits, labels)
+    wanted = torch.nn.functional.cross_entropy(logits[-2:].double(), labels[-2:], reduction="none")
+    torch.testing.assert_close(found[-2:].double(), wanted)
+    slope = torch.autograd.grad(found[-1], logits)[0]
+    assert not slope[:-1].any()
+    torch.testing.assert_close(
+        slope[-1].double().sum(), torch.zeros((), device="cuda", dtype=torch.double), atol=1e-2, rtol=0
+    )
+    assert slope[-1, 7] < -0.99

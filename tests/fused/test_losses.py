@@ -1,18 +1,22 @@
 """The losses' kernels against torch's own losses of the same logits in float64."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asa import compared, fused
 from asa.adversary import ASAConfig
-from asa.batch import IGNORE
+from asa.batch import IGNORE, Kind
+from asa.engine import PlainEngine
 from asa.errors import RequestError
 from asa.fused import probe_losses
 from asa.methods import METHODS, At, MethodsConfig
-from tests.asa.conftest import tiny_batch, tiny_engine, tiny_module
+from asa.optim import OptimConfig
+from tests.asa.conftest import tiny_batch, tiny_module
 from tests.asa.test_compared import by_torch, case, gradients
 from tests.fused.oracle import DEVICE, error
 
@@ -54,16 +58,42 @@ def test_tiles_do_not_matter(classes: int, monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(gradients(parts, logits), gradients(whole, logits), rtol=1e-5, atol=1e-6)
 
 
-def test_a_common_offset_costs_no_digits() -> None:
+@pytest.mark.parametrize("offset", [0, 1024])
+def test_a_common_offset_costs_no_digits(offset: int) -> None:
     logits, labels = problem(4, 9)
     with torch.no_grad():
         logits[torch.arange(4), labels.clamp_min(0)] += 10  # sure answers
-        far = logits + 1024
-    near = by_torch(logits.double(), labels)[0]
-    torch.testing.assert_close(fused.compare(logits, labels)[0].double(), near, rtol=1e-3, atol=1e-9)
-    torch.testing.assert_close(
-        fused.compare(far, labels)[0].double(), by_torch(far.double(), labels)[0], rtol=1e-3, atol=1e-9
-    )
+        logits += offset
+    wide = logits.detach().double().requires_grad_()
+    ours, theirs = fused.compare(logits, labels), by_torch(wide, labels)
+    torch.testing.assert_close(ours[0].double(), theirs[0], rtol=1e-3, atol=1e-9)
+    assert error(gradients(ours, logits), gradients(theirs, wide)) < 1e-4
+
+
+@pytest.mark.parametrize(("falling", "block"), [(False, slice(0, 40)), (True, slice(40, 64)), (False, slice(0, 0))])
+def test_tiles_may_be_of_any_size_beside_each_other(
+    falling: bool, block: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger than exp can be, either way, or of words that are ruled out."""
+    monkeypatch.setattr(losses, "LONGEST_TILE", 8)
+    logits, labels = problem(3, 64)
+    labels[:] = 39 if falling else 50
+    with torch.no_grad():
+        logits += torch.arange(64, device=DEVICE) * (-5 if falling else 5)
+        logits[:, block] = -torch.inf
+    wide = logits.detach().double().requires_grad_()
+    ours, theirs = (loss(x[:3]) for loss, x in ((alone(labels), logits), (torchs(labels), wide)))
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=1e-6)
+    grads = [torch.autograd.grad(loss.sum(), x)[0] for loss, x in ((ours, logits), (theirs, wide))]
+    torch.testing.assert_close(grads[0].double(), grads[1], rtol=1e-5, atol=1e-6)
+
+
+def alone(labels: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda logits: fused.cross_entropies(logits, labels)
+
+
+def torchs(labels: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda logits: F.cross_entropy(logits, labels, reduction="none")
 
 
 def test_a_shift_of_one_pass_costs_few_digits() -> None:
@@ -96,11 +126,22 @@ def test_absent_answers_have_no_part() -> None:
 
 @pytest.mark.parametrize("label", [-1, 5, -(2**40), 2**40])
 def test_a_label_that_is_no_class_is_no_number(label: int) -> None:
-    """On a GPU torch's own losses end the process there; a step whose loss is no number is refused by its engine."""
+    """Nor is its gradient. On a GPU torch's own losses end the process there; our engines refuse such a step."""
     logits, labels = problem(4, 5)
     labels[2] = label
     found = fused.cross_entropies(logits[:4], labels)
     assert found.isnan().tolist() == [False, False, True, False]
+    slope = torch.autograd.grad(found.sum(), logits)[0]
+    assert slope[:4].isnan().all(1).tolist() == [False, False, True, False]
+    assert not slope[:2].isnan().any()
+
+
+@pytest.mark.parametrize(("logits", "labels", "pair"), [(3, 5, False), (3, 2, False), (7, 3, True), (6, 6, True)])
+def test_rows_and_labels_that_do_not_fit_are_refused(logits: int, labels: int, pair: bool) -> None:
+    """Past the end of either lies other memory."""
+    given = torch.zeros(logits, 4, device=DEVICE), torch.zeros(labels, dtype=torch.long, device=DEVICE)
+    with pytest.raises(ValueError, match="logits do not fit"):
+        (fused.compare if pair else fused.cross_entropies)(*given)
 
 
 def test_labels_and_logits_may_lie_apart() -> None:
@@ -149,23 +190,27 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.mark.parametrize(("name", "of_pairs"), [("vanilla", [False]), ("asa", [True]), ("r_drop", [False, False])])
 @pytest.mark.parametrize("kind", ["mlm", "classification", "choice", "token"])
-def test_methods_take_them(name: str, kind: Any, of_pairs: list[bool], launches: list[bool]) -> None:
-    terms = []
-    for devices in ({DEVICE}, set[str]()):
-        fused.DEVICES.clear()
-        fused.DEVICES.update(devices)
-        torch.manual_seed(3)
-        engine = tiny_engine(tiny_module(kind, asa=ASAConfig()).to(DEVICE))
-        torch.manual_seed(4)
-        batch = tiny_batch(kind).to(torch.device(DEVICE))
-        terms.append(METHODS[name](MethodsConfig()).backward(engine, batch, At(0, 0))["loss"])
+def test_methods_take_them(
+    name: str, kind: Kind, of_pairs: list[bool], launches: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = [step(name, kind)]
+    monkeypatch.setattr(fused, "DEVICES", set())
+    terms.append(step(name, kind))
     assert launches == of_pairs
     torch.testing.assert_close(terms[0], terms[1], rtol=1e-4, atol=1e-5)
 
 
+def step(name: str, kind: Kind) -> Tensor:
+    """The loss of one step of a tiny model."""
+    device = torch.device(DEVICE)
+    torch.manual_seed(3)
+    engine = PlainEngine(tiny_module(kind, asa=ASAConfig()), OptimConfig(), steps=10, device=device)
+    torch.manual_seed(4)
+    return METHODS[name](MethodsConfig()).backward(engine, tiny_batch(kind).to(device), At(0, 0))["loss"]
+
+
 def test_regressions_go_without(launches: list[bool]) -> None:
-    engine = tiny_engine(tiny_module("regression").to(DEVICE))
-    METHODS["vanilla"](MethodsConfig()).backward(engine, tiny_batch("regression").to(torch.device(DEVICE)), At(0, 0))
+    step("vanilla", "regression")
     assert launches == []
 
 

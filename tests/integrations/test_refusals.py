@@ -20,7 +20,7 @@ from transformers import (
 from asa.adversary import ASAConfig
 from asa.errors import RequestError
 from asa.integrations import transformers as drop_in
-from asa.integrations.tasks import kind_of
+from asa.integrations.tasks import classes_of, kind_of, totals
 from asa.integrations.transformers import AdversarialTrainer
 from asa.methods import MethodsConfig
 from asa.methods.freelb import FreeLBConfig
@@ -263,6 +263,8 @@ def test_the_kind_comes_from_the_model_and_for_unknown_heads_from_the_user() -> 
         ({"input_ids": None}, "no tensor 'input_ids'"),
         ({"labels": torch.tensor(0.5)}, "torch.float32.*integers"),
         ({"labels": torch.tensor([0, 1])}, r"labels are \[4, 2\].*must be \[4\]"),
+        ({"labels": torch.tensor(7)}, "a label is 7, for this model allowed: 0 to 2 and -100; mend the data set"),
+        ({"labels": torch.tensor(-1)}, "a label is -1, "),
     ],
 )
 def test_batches(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -270,6 +272,19 @@ def test_batches(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     data = [{name: value for name, value in row.items() if value is not None} for row in data]
     with pytest.raises(RequestError, match=message):
         build(tmp_path, train_dataset=data).train()
+
+
+def test_labels_that_a_head_has_not_are_known_where_it_says_what_it_has() -> None:
+    class Mine(BertForSequenceClassification):
+        pass
+
+    found = {kind: classes_of(tiny_bert(kind), kind) for kind in KINDS}
+    assert found == {"mlm": VOCAB, "classification": 3, "regression": None, "choice": None, "token": 3}
+    assert classes_of(bert(Mine), "classification") is None
+    batch = {"input_ids": torch.zeros(2, 3, 4, dtype=torch.long), "labels": torch.tensor([2, 3])}
+    with pytest.raises(RequestError, match="a label is 3, for this model allowed: 0 to 2; mend"):
+        totals("choice", [batch])
+    assert totals("classification", [{**batch, "input_ids": batch["input_ids"][:, 0]}]).labels == 2
 
 
 def test_resuming_what_another_trainer_or_method_left(tmp_path: Path) -> None:
