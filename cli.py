@@ -268,18 +268,22 @@ def guard(work: Callable[[], None], quiet: bool = False) -> int:
 
 
 class _Help(DefaultHelpFormatter):
-    """Help whose types are told in words, where not all values are listed anyway."""
+    """Help whose types are told in words, where not all values are listed anyway. cls: what holds the keys."""
+
+    cls: Any = None
 
     def _get_type_str(self, action: Any) -> str | None:
-        hint = getattr(action, "_typehint", None) or action.type
-        return None if hint in (None, bool) or get_origin(hint) is Literal else told(hint)
+        # The parser's own type has lost the bounds.
+        hint = type_of(self.cls, action.dest, bounds=True) or getattr(action, "_typehint", None) or action.type
+        of_itself = hint in (None, bool) or is_dataclass(hint) or get_origin(hint) is Literal
+        return None if of_itself else told(hint)
 
 
 class _Parser(ArgumentParser):
     """jsonargparse with one-line errors that name the nearest valid key, or what the key takes."""
 
     def __init__(self, *args: Any, cls: Any = None, positional: str = "", **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, formatter_class=_Help, **kwargs)
+        super().__init__(*args, allow_abbrev=False, formatter_class=type("_Help", (_Help,), {"cls": cls}), **kwargs)
         self.cls, self.positional = cls, positional
 
     def dump(self, *args: Any, **kwargs: Any) -> str:

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -87,10 +87,10 @@ def sequences(cls: Any) -> dict[str, Any]:
     return found
 
 
-def type_of(cls: Any, key: str) -> Any:
-    """The type of a dotted key; None where the class has no such key."""
+def type_of(cls: Any, key: str, bounds: bool = False) -> Any:
+    """The type of a dotted key, with its bounds if they are asked for; None where the class has no such key."""
     for name in key.split("."):
-        cls = get_type_hints(cls).get(name) if is_dataclass(cls) else None
+        cls = get_type_hints(cls, include_extras=bounds).get(name) if is_dataclass(cls) else None
     return cls
 
 
@@ -102,10 +102,25 @@ def told(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(told(part) for part in inner)
     if get_origin(hint) is Annotated:
-        return told(inner[0])
+        bounds = [bound for extra in inner[1:] for bound in getattr(extra, "metadata", ())]
+        return told(inner[0]) + _within(bounds)
     if get_origin(hint) in (list, tuple):
         return f"{told(inner[0])}, or several with commas"
     if get_origin(hint) is dict:
         return f"names, each with {told(inner[1])}"
     names = {bool: "true, false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
     return {**names, NoneType: "null"}.get(hint, "keys with their values")
+
+
+def _within(bounds: list[Any]) -> str:
+    """What a field's pydantic bounds leave of its type, in words; the least length of a list is left out."""
+    found: dict[str, Any] = {}
+    for bound in bounds:
+        found |= asdict(bound) if is_dataclass(bound) and not isinstance(bound, type) else {}
+    least = f"{found['ge']}" if "ge" in found else f"above {found['gt']}" if "gt" in found else ""
+    most = f"{found['le']}" if "le" in found else f"below {found['lt']}" if "lt" in found else ""
+    words = f"{least} to {most}"
+    if not (least and most):
+        words = least + " at least" * ("ge" in found) or most + " at most" * ("le" in found)
+    steps = f"a multiple of {found['multiple_of']}" if "multiple_of" in found else ""
+    return "".join(f", {part}" for part in (words, steps) if part)

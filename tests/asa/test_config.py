@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from asa.config import config, from_dict, save_yaml, sha256_of, to_dict
 from asa.errors import RequestError, WorkError
 from cli import guard, main, parse
+from keys import told
 
 
 @config
@@ -73,9 +74,36 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_help_tells_types_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(Outer, ["--help"], "prog")
-    told = " ".join(capsys.readouterr().out.split())
-    assert "type: a number" in told
-    assert not re.search(r"Annotated|FieldInfo|Optional\[|<class|0x[0-9a-f]+", told)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "type: a number" in shown
+    assert not re.search(r"Annotated|FieldInfo|Optional\[|<class|0x[0-9a-f]+", shown)
+
+
+def test_help_tells_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(Outer, ["--help"], "prog")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Share of apples kept. (type: a number, above 0 to 1, default: 0.5)" in shown
+    assert "Apples per basket. (type: a whole number, 1 at least, default: 3)" in shown
+    assert "Weight of an apple, kg; null: unknown. (type: a number or null, default: null)" in shown
+    assert "type: keys" not in shown, "of a group of keys no type"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({"ge": 1, "le": 9}, ", 1 to 9"),
+        ({"gt": 0, "lt": 1}, ", above 0 to below 1"),
+        ({"gt": 0}, ", above 0"),
+        ({"ge": 8}, ", 8 at least"),
+        ({"le": 8}, ", 8 at most"),
+        ({"lt": 8}, ", below 8"),
+        ({"ge": 64, "multiple_of": 64}, ", 64 at least, a multiple of 64"),
+        ({"multiple_of": 64}, ", a multiple of 64"),
+    ],
+)
+def test_bounds_in_words(bounds: dict[str, Any], words: str) -> None:
+    assert told(Annotated[int, Field(**bounds)]) == "a whole number" + words
 
 
 @pytest.mark.parametrize(
