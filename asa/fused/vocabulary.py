@@ -68,14 +68,15 @@ def entropy_kernel(
 
 @triton.jit(do_not_specialize=("rows",))
 def gradient_kernel(
-    logits, labels_N, tops, logs, means, d_entropies_N, d_values_N, found, rows, classes, stride,
+    logits, labels_N, tops, logs, means, d_entropies_N, d_values_N, found, rows, classes, stride, pitch,
     T: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
-    """Gradient to one tile of a row's logits, and with PAIR to its fellow's."""
+    """Gradient to one tile of a row's logits, and with PAIR to its fellow's. stride, pitch: from a row to the next, of
+    logits and of their gradient."""
     row = tl.program_id(0)
     column_T = tl.program_id(1) * T + tl.arange(0, T)
     inside_T = column_T < classes
-    of_row = row.to(tl.int64) * stride + column_T
+    of_row, found_row = row.to(tl.int64) * stride + column_T, row.to(tl.int64) * pitch + column_T
     label = tl.load(labels_N + row)
     task = tl.where((label >= 0) & (label < classes), tl.load(d_entropies_N + row), float("nan"))
     task = tl.where(label == UNLABELLED, 0.0, task)
@@ -93,5 +94,6 @@ def gradient_kernel(
         own_p, own_q = (1 - tl.load(means + row)) * half, (1 + tl.load(means + rows + row)) * half
         d_p_T += p_T * (slope_T + own_p) - q_T * half
         d_q_T = q_T * (own_q - slope_T) - p_T * half
-        tl.store(found + of_fellow, d_q_T.to(found.dtype.element_ty), mask=inside_T)
-    tl.store(found + of_row, d_p_T.to(found.dtype.element_ty), mask=inside_T)
+        found_fellow = found_row + rows.to(tl.int64) * pitch
+        tl.store(found + found_fellow, d_q_T.to(found.dtype.element_ty), mask=inside_T)
+    tl.store(found + found_row, d_p_T.to(found.dtype.element_ty), mask=inside_T)

@@ -34,7 +34,7 @@ TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL", "bias_BL", "mask_bi
 TYPES |= dict.fromkeys(("entropies_N", "sums", "means", "d_entropies_N", "d_values_N"), "*fp32")
 TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale"), "fp32")
 TYPES |= dict.fromkeys(("heads", "length", "width", "mask_width", "words", "threshold"), "i32")
-TYPES |= dict.fromkeys(("rows", "classes", "stride"), "i32")
+TYPES |= dict.fromkeys(("rows", "classes", "stride", "pitch"), "i32")
 
 
 def signature(kernel: Any, dtype: str) -> dict[str, str]:

@@ -144,6 +144,20 @@ def test_rows_and_labels_that_do_not_fit_are_refused(logits: int, labels: int, p
         (fused.compare if pair else fused.cross_entropies)(*given)
 
 
+@pytest.mark.parametrize("classes", [3, 16, 30522])
+def test_rows_of_the_gradient_begin_where_matrix_units_read_fast(classes: int) -> None:
+    """And the head's products take it as it lies: a copy would cost more than it brings."""
+    _, labels = problem(2, classes, torch.float16)
+    slopes: list[Tensor] = []
+    head = torch.nn.Linear(4, classes, bias=False, device=DEVICE, dtype=torch.float16)
+    words = head(torch.ones(1, 2, 4, device=DEVICE, dtype=torch.float16))
+    words.register_hook(slopes.append)
+    fused.cross_entropies(words.squeeze(0), labels).sum().backward()
+    (slope,) = slopes
+    assert slope.stride()[-2:] == (-(-classes // 16) * 16, 1)
+    assert slope.data_ptr() % 16 == 0
+
+
 def test_labels_and_logits_may_lie_apart() -> None:
     logits, labels = problem(4, 7)
     apart = torch.cat([logits.detach(), logits.detach()], 1)[:, :7].requires_grad_()
