@@ -233,8 +233,9 @@ def _dispatch(
 ) -> NoReturn:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: python -m {prog} {{{'|'.join(commands)}}} [--help] ...")
+        width = max(12, *map(len, commands))
         for name, command in commands.items():
-            print(f"  {name:12s} {(command.__doc__ or '').strip().splitlines()[0]}")
+            print(f"  {name:{width}s} {(command.__doc__ or '').strip().splitlines()[0]}")
         sys.exit(0 if arguments else 2)
     name, rest = arguments[0], arguments[1:]
     if name not in commands:

@@ -1,19 +1,29 @@
 """python -m benchmarks COMMAND: what steps, runs and their data cost, peers in the same run (docs/benchmarks.md)."""
 
+import ast
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+COMMANDS = ("flops", "step-time", "memory", "finetune-throughput", "scaling", "startup", "upkeep")
+COMMANDS += ("data-prep", "tokenize", "reader")
+
+
+def command(name: str) -> Callable[[list[str]], None]:
+    """The function of its name in the module of its name, which is imported when it is called: torch takes seconds."""
+    word = name.replace("-", "_")
+
+    def run(argv: list[str]) -> None:
+        getattr(import_module(f"benchmarks.{word}"), word)(argv)
+
+    source = ast.parse(Path(__file__).with_name(f"{word}.py").read_text())
+    defined = (part for part in source.body if isinstance(part, ast.FunctionDef))
+    run.__doc__ = next(ast.get_docstring(part) for part in defined if part.name == word)
+    return run
+
+
 if __name__ == "__main__":
     # Here, because worker processes import this file again and need none of it.
     import cli
-    from benchmarks.data_prep import data_prep
-    from benchmarks.finetune_throughput import finetune_throughput
-    from benchmarks.flops import flops
-    from benchmarks.memory import memory
-    from benchmarks.reader import reader
-    from benchmarks.scaling import scaling
-    from benchmarks.startup import startup
-    from benchmarks.step_time import step_time
-    from benchmarks.tokenize import tokenize
-    from benchmarks.upkeep import upkeep
 
-    steps = {"flops": flops, "step-time": step_time, "memory": memory, "finetune-throughput": finetune_throughput}
-    runs = {"scaling": scaling, "startup": startup, "upkeep": upkeep}
-    cli.main({**steps, **runs, "data-prep": data_prep, "tokenize": tokenize, "reader": reader}, "benchmarks")
+    cli.main({name: command(name) for name in COMMANDS}, "benchmarks")

@@ -1,0 +1,29 @@
+"""The command line of the benchmarks, before any of them is imported."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from benchmarks.__main__ import COMMANDS, command
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_a_function_that_says_what_it_does(name: str) -> None:
+    word = name.replace("-", "_")
+    assert command(name).__doc__ == getattr(import_module(f"benchmarks.{word}"), word).__doc__ != ""
+
+
+def test_help_waits_for_no_torch() -> None:
+    program = "import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('benchmarks', run_name='__main__')"
+    program = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {program}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[0].startswith("usage: python -m benchmarks {flops|step-time|")
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+
+
+def test_a_command_is_run() -> None:
+    command = [sys.executable, "-m", "benchmarks", "reader", "--nope", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: unknown key 'nope'; --help lists all keys\n")
