@@ -74,7 +74,17 @@ def divergence(clean: Output, other: Output, batch: Batch, config: ASAConfig) ->
     """The terms of L_asa (Eq. 9; token and sentence term of Eq. 10 for MLM), by name."""
     if batch.kind == "regression":
         return {"asa": _regression(clean.logits, other.logits, config, batch.total_compared) / batch.total_compared}
-    return _terms(between(clean.log_probs, other.log_probs, config), clean, other, batch, config)
+    return _terms(_per_unit(clean, other, config), clean, other, batch, config)
+
+
+def _per_unit(clean: Output, other: Output, config: ASAConfig) -> Tensor:
+    """Divergence of each unit's two predictions."""
+    symmetric = config.divergence == "symmetric" and not config.stop_gradient
+    if not symmetric or not fused.losses_supported(clean.logits):
+        return between(clean.log_probs, other.log_probs, config)
+    logits_2NC = torch.cat([out.logits.flatten(0, -2) for out in (clean, other)])
+    unlabelled_N = torch.full((len(logits_2NC) // 2,), IGNORE, device=logits_2NC.device)
+    return fused.compare(logits_2NC, unlabelled_N)[1].view(clean.logits.shape[:-1])
 
 
 def _terms(per_unit: Tensor, clean: Output, other: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:

@@ -202,7 +202,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize(("name", "of_pairs"), [("vanilla", [False]), ("asa", [True]), ("r_drop", [False, False])])
+@pytest.mark.parametrize(
+    ("name", "of_pairs"),
+    [("vanilla", [False]), ("asa", [True]), ("r_drop", [False, False]), ("random_mask", [False, True])],
+)
 @pytest.mark.parametrize("kind", ["mlm", "classification", "choice", "token"])
 def test_methods_take_them(
     name: str, kind: Kind, of_pairs: list[bool], launches: list[bool], monkeypatch: pytest.MonkeyPatch
