@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from asa.adversary import ASAConfig
 from asa.cpu_map import KeepMap, gradients, lowered, products, slopes
 from asa.spare import DRAWS, WIDE, bits, spare
-from asa.typed import Function
+from asa.typed import Function, first_only
 
 # B rows, A attacked ones, H heads, K width of one head, L length (queries, then keys)
 
@@ -120,8 +119,8 @@ class _Attend(Function):
         return context_BHLK.transpose(1, 2), None if keep is None else kept_AL
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # the decorator's type
+    @first_only("attention's gradients on a CPU")
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights_BHLL, context_BHLK, x_ALL, kept_AL, *made = ctx.saved_tensors
         grad_BHLK = grads[0].transpose(1, 2)
         found_q, found_k, found_v = (torch.empty_like(x) for x in (q, k, v))

@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=1)]
 
 def _model_names(value: dict[str, Path]) -> dict[str, Path]:
     for name in value:
-        if not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", name):
+        if not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", name) or name in (".", ".."):
             raise ValueError(f"{name!r} cannot name a run's folder, allowed: letters, digits and _ . -")
     return value
 

@@ -62,6 +62,7 @@ def score_all(config: ScoreConfig) -> None:
             if module is not None and one.folder not in done:
                 with in_turn(config.out, name):
                     if not kept(one.folder, facts[one.folder], config.overwrite):  # by another process, meanwhile
+                        replaceable(one.folder, "score")
                         scores = _line(score_one(one, module, config, facts[one.folder]))
             print(f"{name:48s} {scores}", flush=True)
 

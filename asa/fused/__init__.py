@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ LOST = (
     "unspecified launch failure",
     "device-side assert",
 )  # its context
+_TRIAL = Lock()  # one at a time: Triton's interpreter knows no threads
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
 
 
@@ -51,7 +53,8 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
 
 def losses_supported(logits: Tensor) -> bool:
     """Whether `cross_entropies` and `compare` can take these logits."""
-    return _runs(logits.device, logits.dtype) and _losses_work(logits.device, logits.dtype)
+    plain = type(logits) is Tensor  # and none without contents, or of several devices
+    return plain and _runs(logits.device, logits.dtype) and _losses_work(logits.device, logits.dtype)
 
 
 def _runs(device: torch.device, dtype: torch.dtype, width: int = 1) -> bool:
@@ -69,17 +72,25 @@ def _runs(device: torch.device, dtype: torch.dtype, width: int = 1) -> bool:
 @cache
 def _works(device: torch.device, dtype: torch.dtype, head: int) -> bool:
     """Whether attention's kernels run here and are right, tried once per process."""
-    from asa.fused.probe import fault
 
-    return _tried(lambda: fault(device, dtype, head), "attention is not fused", f"{dtype}, heads of {head}")
+    def fault() -> str | None:
+        from asa.fused import probe
+
+        return probe.fault(device, dtype, head)
+
+    return _tried(fault, "attention is not fused", f"{dtype}, heads of {head}")
 
 
 @cache
 def _losses_work(device: torch.device, dtype: torch.dtype) -> bool:
     """The same of the losses' kernels."""
-    from asa.fused.probe_losses import fault
 
-    return _tried(lambda: fault(device, dtype), "losses are not fused", str(dtype))
+    def fault() -> str | None:
+        from asa.fused import probe_losses
+
+        return probe_losses.fault(device, dtype)
+
+    return _tried(fault, "losses are not fused", str(dtype))
 
 
 def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:
@@ -88,7 +99,7 @@ def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:
     GPU from this process, in which nothing runs on it any more."""
     try:
         # A thread of its own knows nothing of the caller's autocast, modes and hooks.
-        with ThreadPoolExecutor(1) as thread:
+        with _TRIAL, ThreadPoolExecutor(1) as thread:
             wrong = thread.submit(fault).result()
     except Exception as error:  # of its compilers' and the system's, of many types
         why = str(error).strip().partition("\n")[0] or type(error).__name__

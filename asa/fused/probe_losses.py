@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asa.batch import IGNORE
-from asa.fused import compare, cross_entropies
+from asa.fused.losses import Entropies
 from asa.fused.probe import size
 
 # N distributions, C classes
@@ -38,8 +38,9 @@ def _problem(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _ours(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:
-    alone_N = cross_entropies(logits_2NC[:ROWS], labels_N)
-    return _told(*compare(logits_2NC, labels_N), alone_N, logits_2NC)
+    entropies_N, both_N = Entropies.apply(logits_2NC, labels_N, True)
+    alone_N, _ = Entropies.apply(logits_2NC[:ROWS], labels_N, False)
+    return _told(entropies_N, both_N, alone_N, logits_2NC)
 
 
 def _torch(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
@@ -62,11 +62,14 @@ def _sequence_kind(config: PreTrainedConfig) -> Kind:
 
 
 def classes_of(model: PreTrainedModel, kind: Kind) -> int | None:
-    """How many labels there are for a head of Hugging Face's; None for numbers, choices, and a head of one's own, which
-    may have others than its config says."""
-    if kind in ("regression", "choice") or not type(model).__module__.startswith("transformers."):
+    """How many labels there are for a head as Hugging Face makes them, by its last layer: the config may say another
+    number. None for numbers, choices and other heads."""
+    if not type(model).__module__.startswith("transformers.") or kind in ("regression", "choice"):
         return None
-    return model.config.vocab_size if kind == "mlm" else model.config.num_labels
+    whole: Any = model
+    head = whole.get_output_embeddings() if kind == "mlm" else getattr(model, "classifier", None)
+    head = getattr(head, "out_proj", head)
+    return head.out_features if isinstance(head, nn.Linear) else None
 
 
 def totals(kind: Kind, batches: Sequence[Mapping[str, Any]], classes: int | None = None) -> Totals:
@@ -115,6 +118,8 @@ def _check(kind: Kind, inputs: Mapping[str, Any], classes: int | None) -> None:
     ids, labels = inputs["input_ids"], inputs["labels"]
     if kind != "regression" and labels.is_floating_point():
         raise RequestError(f"labels are {labels.dtype}, for {kind!r} they must be integers; mend the data set")
+    if kind == "choice" and ids.dim() != 3:
+        raise RequestError(f"input_ids are {list(ids.shape)}, for 'choice' they must be rows x choices x tokens")
     if kind == "choice" and (labels == IGNORE).any():
         raise RequestError(f"a question has label {IGNORE}, for {kind!r} each needs one; leave unlabelled ones out")
     expected = ids.shape if kind in ("mlm", "token") else ids.shape[:1]

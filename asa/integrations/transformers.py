@@ -93,7 +93,6 @@ class AdversarialTrainer(TypedTrainer):
         """Make `model` the one that is trained, with a new adversary beside it."""
         refuse_types(model)
         self._kind: Kind = kind_of(model, self._asked)
-        self._classes = classes_of(model, self._kind)
         self._method = limits.check(self._name, self._options, self._precision(model), zero=0)
         if self._method.replays > 1:
             raise RequestError(
@@ -132,7 +131,7 @@ class AdversarialTrainer(TypedTrainer):
         for p in () if self.adversary is None else self.adversary.parameters():
             # In a step without an attack too Adam's averages of the adversary go on, as under our engines.
             p.grad = torch.zeros_like(p)
-        self._totals, self._slot = totals(self._kind, batches, self._classes), 0
+        self._totals, self._slot = totals(self._kind, batches, classes_of(self._task.model, self._kind)), 0
         self._cut = len(batches) < num_batches
         return batches, items
 

@@ -27,7 +27,7 @@ def case(rows: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def gradients(losses: tuple[Tensor, Tensor], logits: Tensor) -> Tensor:
-    weights = torch.linspace(0.5, 2, len(losses[0]), dtype=losses[0].dtype)
+    weights = torch.linspace(0.5, 2, len(losses[0]), dtype=losses[0].dtype, device=losses[0].device)
     return torch.autograd.grad((losses[0] * weights).sum() + (losses[1] * weights.flip(0)).sum(), logits)[0]
 
 

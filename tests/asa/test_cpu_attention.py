@@ -9,6 +9,7 @@ from asa import cpu_attention, dispatch
 from asa.adversary import ASAConfig
 from asa.attention import attach, detach, perturbed
 from asa.cpu_attention import attend
+from asa.errors import RequestError
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
 from asa.spare import DRAWS
@@ -138,3 +139,10 @@ def test_what_it_does_not_compute_is_torchs(dropout: float, causal: bool, monkey
     with perturbed(model):
         assert dispatch.forward(module, q, k, v, None, dropout, 0.3, is_causal=causal)[0] == "torchs"
         assert dispatch.forward(module, q, k, v, None, 0.5, 0.3)[0] != "torchs"
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """Of a bare sum torch's once_differentiable would say nothing."""
+    q, k, v = (x.requires_grad_() for x in given(None)[:3])
+    with pytest.raises(RequestError, match="have no second derivative"):
+        torch.autograd.grad(ours(q, k, v).sum(), q, create_graph=True)

@@ -20,7 +20,7 @@ from benchmarks.memory import measure as peaks_of
 from benchmarks.peak import Peak, peak_bytes
 from benchmarks.plot import draw
 from benchmarks.step_time import StepTimeConfig, _time, flops, measure, report, step_time
-from benchmarks.steps import ASA, STOCK, TWIN, VANILLA, folder_config, method_of, names_of, task_batch
+from benchmarks.steps import ASA, STOCK, TWIN, VANILLA, bert_config, folder_config, method_of, names_of, task_batch
 from benchmarks.updates import settle, trainer
 from tests.asa import encoders
 from tests.asa.conftest import LENGTH, tiny_bert
@@ -130,6 +130,25 @@ def test_a_part_that_comes_to_no_kernel_is_refused(
     step: Any = lambda batch: all(chosen[kernel]() for kernel in reached)  # noqa: E731
     with pytest.raises(RequestError, match=f"kernels of {told} take no step of this kind; leave fused out of --att"):
         with_kernels(step, name, CPU, 1)(task_batch("mlm", 2, 8, 99))
+
+
+def test_a_trial_that_fails_is_no_step_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial itself calls them, in the first step."""
+    losses = pytest.importorskip("asa.fused.losses", reason="no Triton here")
+
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(losses.Entropies, "apply", refuse)
+    monkeypatch.setattr(fused, "_fits", lambda *args: True)
+    fused._losses_work.cache_clear()
+    shape = bert_config(1, 64, "sdpa")
+    train = trainer(shape, VANILLA, "mlm", CPU, "fp32", False, None)
+    try:
+        with pytest.raises(RequestError, match="kernels of losses take no step of this kind"):
+            with_kernels(train, VANILLA, CPU, 1)(task_batch("mlm", 2, 8, shape.vocab_size))
+    finally:
+        fused._losses_work.cache_clear()
 
 
 def test_ways_to_execute_a_step_are_timed_beside_each_other(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -300,12 +301,12 @@ def waiting(command: Callable[[], None], out: Path, name: str, monkeypatch: pyte
     """Inside, another process has what is called so and the command waits for it; afterwards it has ended."""
     said = threading.Event()
     monkeypatch.setattr(claims, "print", lambda line, flush: said.set() if "waiting" in line else None, raising=False)
-    second = threading.Thread(target=command, daemon=True)
-    with claimed(out, name):
-        second.start()
-        assert said.wait(60)
-        yield
-    second.join(60)
+    with ThreadPoolExecutor(1) as second:
+        with claimed(out, name):
+            answer = second.submit(command)
+            assert said.wait(60)
+            yield
+        answer.result(60)
 
 
 @pytest.mark.parametrize(

@@ -31,18 +31,23 @@ LOSSES: dict[str, Any] = {"entropy": vocabulary.entropy_kernel, "gradient": voca
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TYPES = {"state_BL": "*i8", "bits_BLW": "*i32", "kept_BL": "*i32", "seed_ptr": "*i64", "labels_N": "*i64"}
 TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL", "bias_BL", "mask_bias_BL"), "*fp32")
-TYPES |= dict.fromkeys(("entropies_N", "sums", "means", "d_entropies_N", "d_values_N"), "*fp32")
+TYPES |= dict.fromkeys(("entropies_N", "tops", "logs", "means", "d_entropies_N", "d_values_N"), "*fp32")
 TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale"), "fp32")
 TYPES |= dict.fromkeys(("heads", "length", "width", "mask_width", "words", "threshold"), "i32")
 TYPES |= dict.fromkeys(("rows", "classes", "stride", "pitch"), "i32")
 
+# Of the type that the kernels are compiled for.
+OPERANDS = {"q", "k", "v", "out", "do", "dq", "dk", "dv", "logits", "found"}
+OPERANDS |= {"q_BLD", "k_BLD", "mask_q_BLD", "mask_k_BLD", "dx_BLL"}
+
 
 def signature(kernel: Any, dtype: str) -> dict[str, str]:
-    """Argument types, as a call in this type gives them."""
+    """Argument types, as a call in this type gives them. Raises KeyError for an argument that is not known here."""
     found = {}
     for name in kernel.arg_names:
         stride = re.fullmatch(r"\w+_[bhl]", name)
-        found[name] = "constexpr" if name.isupper() else TYPES.get(name, "i32" if stride else f"*{dtype}")
+        known = TYPES | dict.fromkeys(OPERANDS, f"*{dtype}")
+        found[name] = "constexpr" if name.isupper() else "i32" if stride else known[name]
     return found
 
 

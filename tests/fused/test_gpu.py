@@ -78,7 +78,7 @@ def test_losses_of_more_logits_than_32_bits_count() -> None:
     labels = torch.full((rows,), 7, device="cuda")
     found = kernels.cross_entropies(logits, labels)
     wanted = torch.nn.functional.cross_entropy(logits[-2:].double(), labels[-2:], reduction="none")
-    torch.testing.assert_close(found[-2:].double(), wanted)
+    torch.testing.assert_close(found[-2:].double(), wanted, rtol=1e-5, atol=0)
     slope = torch.autograd.grad(found[-1], logits)[0]
     assert not slope[:-1].any()
     torch.testing.assert_close(

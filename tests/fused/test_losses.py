@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asa import compared, fused
 from asa.adversary import ASAConfig
@@ -183,6 +184,8 @@ def test_a_second_derivative_is_refused() -> None:
 def test_only_the_types_that_the_kernels_know_and_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused.losses_supported(torch.zeros(1, 2, device=DEVICE))
     assert not fused.losses_supported(torch.zeros(1, 2, device=DEVICE, dtype=torch.float64))
+    with FakeTensorMode():
+        assert not fused.losses_supported(torch.zeros(1, 2, device="cpu"))
     monkeypatch.undo()
     assert not fused.losses_supported(torch.zeros(1, 2))
 
@@ -191,6 +194,7 @@ def test_only_the_types_that_the_kernels_know_and_no_cpu(monkeypatch: pytest.Mon
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each fused loss was of two passes, without the trial before the first."""
     monkeypatch.setattr(fused, "_losses_work", lambda *_: True)
+    monkeypatch.setattr(fused, "_works", lambda *_: False)  # attention's, which take their time
     found: list[bool] = []
     right = losses.Entropies.apply
 

@@ -281,10 +281,20 @@ def test_labels_that_a_head_has_not_are_known_where_it_says_what_it_has() -> Non
     found = {kind: classes_of(tiny_bert(kind), kind) for kind in KINDS}
     assert found == {"mlm": VOCAB, "classification": 3, "regression": None, "choice": None, "token": 3}
     assert classes_of(bert(Mine), "classification") is None
+    assert classes_of(bert(BertForNextSentencePrediction), "classification") is None
+    model = tiny_bert("classification")
+    model.classifier = torch.nn.Linear(WIDTH, 9)
+    assert classes_of(model, "classification") == 9
+    model = tiny_bert("mlm")
+    model.set_output_embeddings(torch.nn.Linear(WIDTH, VOCAB + 8))
+    assert classes_of(model, "mlm") == VOCAB + 8
     batch = {"input_ids": torch.zeros(2, 3, 4, dtype=torch.long), "labels": torch.tensor([2, 3])}
     with pytest.raises(RequestError, match="a label is 3, for this model allowed: 0 to 2; mend"):
         totals("choice", [batch])
-    assert totals("classification", [{**batch, "input_ids": batch["input_ids"][:, 0]}]).labels == 2
+    row = {**batch, "input_ids": batch["input_ids"][:, 0]}
+    assert totals("classification", [row]).labels == 2
+    with pytest.raises(RequestError, match="must be rows x choices x tokens"):
+        totals("choice", [row])
 
 
 def test_resuming_what_another_trainer_or_method_left(tmp_path: Path) -> None:
