@@ -74,7 +74,10 @@ def _attacked(
         clean_BLHK, _ = forward(module, free_q, free_k, free_v, mask, dropout, scaling, **kwargs)
         clean_BHLK = clean_BLHK.transpose(1, 2)
     context_BHLK, kept_BL = fused_attention(
-        *(q_BHLK, k_BHLK, v_BHLK, *found[:4]),
+        q_BHLK,
+        k_BHLK,
+        v_BHLK,
+        *found[:4],
         scale=scale,
         dropout=dropout,
         config=config,

