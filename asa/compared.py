@@ -1,11 +1,11 @@
-"""Cross entropy and symmetric KL divergence of two passes' logits at once.
+"""Cross entropies of two passes' logits and the divergences between them, all at once.
 
 Over a vocabulary it is the memory traffic that costs, so a few rows at a time go through all of it while they are in
 the cache, and nothing as large as the logits is kept but the logits themselves.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,64 +14,123 @@ from asa import fused
 from asa.batch import IGNORE
 from asa.typed import Function, first_only
 
-# N distributions, C classes or words of the vocabulary
+# N rows, C classes or words of the vocabulary; p and q are the two passes' distributions
 
-CACHED = 2**17  # logits of a pass that are treated together on a CPU, 0.5 MB; a GPU without our kernels takes all
+FEW = 64  # classes, below which torch's softmax on a CPU is slower than its parts
+CACHED = 2**20  # logits of a pass that are treated together on a CPU, 4 MB; a GPU without our kernels takes all
 
 
-def compare(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropies of the first N rows (0 where the label is -100), and (KL(p||q) + KL(q||p)) / 2 of each row p and
-    its fellow q among the last N. Both of shape N, in fp32 or wider."""
-    if fused.losses_supported(logits_2NC):
-        return fused.compare(logits_2NC, labels_N)
-    return _Compare.apply(logits_2NC, labels_N)
+class Compared(NamedTuple):
+    """Of each row, shape N, in fp32 or wider: the cross entropies of both passes, 0 where the label is -100, KL(p || q)
+    and KL(q || p)."""
+
+    entropy_p_N: Tensor
+    entropy_q_N: Tensor
+    forth_N: Tensor
+    back_N: Tensor
+
+    @property
+    def symmetric_N(self) -> Tensor:
+        """(KL(p || q) + KL(q || p)) / 2."""
+        return (self.forth_N + self.back_N) / 2
+
+
+def compare(p_NC: Tensor, q_NC: Tensor, labels_N: Tensor | None = None) -> Compared:
+    """Args: the logits of two passes over the same rows, of any type each; labels of both, none: no entropy counts."""
+    return _compared(labels_N, p_NC, q_NC)
+
+
+def compare_halves(logits_2NC: Tensor, labels_N: Tensor | None = None) -> Compared:
+    """The same where the second pass's rows follow the first's in one tensor: its gradient is made in one piece."""
+    return _compared(labels_N, logits_2NC)
+
+
+def _compared(labels_N: Tensor | None, *given: Tensor) -> Compared:
+    if labels_N is None:
+        rows = sum(map(len, given)) // 2
+        labels_N = torch.full((rows,), IGNORE, device=given[0].device)
+    taken = fused.compare if all(map(fused.losses_supported, given)) else _Compare.apply
+    return Compared(*taken(labels_N, *given))
 
 
 class _Compare(Function):
+    """Args: labels_N, then the logits as one tensor 2NC or two NC."""
+
     @staticmethod
-    def forward(ctx: Any, logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(logits_2NC.dtype, torch.float32)
-        # Of each row: the largest logit, log of the sum of exp(logit - largest), and sum of p (or q) * (log p - log q).
-        # The first two stay apart: what all logits of a row have in common would cost their sum its digits.
-        tops_2N, logs_2N, means_2N = torch.empty(3, 2, len(labels_N), dtype=wide, device=logits_2NC.device)
-        entropies_N = torch.empty_like(means_2N[0])
-        halves = torch.unflatten(logits_2NC, 0, (2, len(labels_N)))
-        for rows in _portions(halves):
-            part_2NC, top_2N, log_2N = halves[:, rows].to(wide), tops_2N[:, rows], logs_2N[:, rows]
-            weights_2NC = (part_2NC - torch.amax(part_2NC, -1, out=top_2N).unsqueeze(-1)).exp_()
-            total_2N = weights_2NC.sum(-1)
-            torch.log(total_2N, out=log_2N)
-            below_N = top_2N[0] - part_2NC[0].gather(-1, _index(labels_N[rows])).squeeze(-1)
-            entropies_N[rows] = log_2N[0] + below_N
+    def forward(ctx: Any, labels_N: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        wide = _wide(given)
+        passes = _passes(given, len(labels_N))
+        # Of each row: the cross entropies; log sum exp p - log sum exp q; and the means of log p - log q under p and q.
+        entropies_2N, means_2N = torch.empty(2, 2, len(labels_N), dtype=wide, device=labels_N.device)
+        aparts_N = torch.empty_like(means_2N[0])
+        for rows in _portions(*passes):
+            x_NC, y_NC = (logits_NC[rows].to(wide) for logits_NC in passes)
+            probs_2NC = _softmax(x_NC, y_NC)
+            # Of log sum exp the largest logit and the rest apart: what all logits of a row have in common would cost
+            # their sum its digits.
+            tops_2N = torch.stack([x_NC.amax(-1), y_NC.amax(-1)])
+            logs_2N = -probs_2NC.amax(-1).log()
+            at_N1 = _index(labels_N[rows])
+            labelled_2N = torch.cat([x_NC.gather(-1, at_N1), y_NC.gather(-1, at_N1)], -1).T
+            entropies_2N[:, rows] = logs_2N + (tops_2N - labelled_2N)
+            aparts_N[rows] = apart_N = (tops_2N[0] - tops_2N[1]) + (logs_2N[0] - logs_2N[1])
             # log p - log q: the bare logits' gap would have what one pass is shifted by in it, and few digits left.
-            apart_N = (top_2N[0] - top_2N[1]) + (log_2N[0] - log_2N[1])
-            gap_NC = (part_2NC[0] - part_2NC[1]).sub_(apart_N.unsqueeze(-1))
-            means_2N[:, rows] = weights_2NC.mul_(gap_NC).sum(-1) / total_2N
-        ctx.save_for_backward(logits_2NC, labels_N, tops_2N, logs_2N, means_2N)
-        return entropies_N.masked_fill_(labels_N == IGNORE, 0), (means_2N[0] - means_2N[1]) / 2
+            gap_NC = (x_NC - y_NC).sub_(apart_N.unsqueeze(-1))
+            means_2N[:, rows] = probs_2NC.mul_(gap_NC).sum(-1)
+        ctx.save_for_backward(labels_N, aparts_N, means_2N, *given)
+        entropies_2N.masked_fill_(labels_N == IGNORE, 0)
+        return entropies_2N[0].clone(), entropies_2N[1].clone(), means_2N[0].clone(), -means_2N[1]
 
     @staticmethod
     @first_only("compared losses")
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        logits_2NC, labels_N, tops_2N, logs_2N, means_2N = ctx.saved_tensors
-        task_N1, half_N1 = (grads[0] * (labels_N != IGNORE)).unsqueeze(-1), grads[1].unsqueeze(-1) / 2
-        # With gap = log p - log q, of the clean logits: p (half * gap + own) - half * q, and at the label less task;
-        # of the others: q (own - half * gap) - half * p.
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        labels_N, aparts_N, means_2N, *given = ctx.saved_tensors
+        # With gap = log p - log q: of the first logits p (forth (gap - mean) + back + task) - back q, and at the label
+        # less task; of the others q (back (mean - gap) + forth + task) - forth p.
+        tasks = [(grad * (labels_N != IGNORE)).unsqueeze(-1) for grad in grads[:2]]
+        forth_N1, back_N1 = (grad.unsqueeze(-1) for grad in grads[2:])
         mean_p_N1, mean_q_N1 = means_2N.unsqueeze(-1)
-        own_p_N1, own_q_N1 = (1 - mean_p_N1) * half_N1 + task_N1, (1 + mean_q_N1) * half_N1
-        found_2NC = torch.empty_like(logits_2NC, dtype=means_2N.dtype)
-        halves, found = (torch.unflatten(both, 0, (2, len(labels_N))) for both in (logits_2NC, found_2NC))
-        for rows in _portions(halves):
-            half = half_N1[rows]
-            log_2NC = torch.sub(halves[:, rows], tops_2N[:, rows, None], out=found[:, rows])
-            log_2NC.sub_(logs_2N[:, rows, None])
-            gap_NC = (log_2NC[0] - log_2NC[1]).mul_(half)
-            p_NC, q_NC = log_2NC.exp_()
-            share_NC = p_NC * half
-            p_NC.mul_(gap_NC + own_p_N1[rows]).sub_(q_NC * half)
-            q_NC.mul_(gap_NC.neg_().add_(own_q_N1[rows])).sub_(share_NC)
-        found[0].scatter_add_(-1, _index(labels_N), -task_N1)
-        return found_2NC.to(logits_2NC.dtype), None
+        own_p_N1 = back_N1 + tasks[0] - forth_N1 * mean_p_N1
+        own_q_N1 = forth_N1 + tasks[1] + back_N1 * mean_q_N1
+        needed = zip(given, ctx.needs_input_grad[1:], strict=True)
+        found = [torch.empty_like(one, dtype=means_2N.dtype) if need else None for one, need in needed]
+        passes, slopes = _passes(given, len(labels_N)), _passes(found, len(labels_N))
+        for rows in _portions(*passes):
+            x_NC, y_NC = (logits_NC[rows].to(means_2N.dtype) for logits_NC in passes)
+            p_NC, q_NC = _softmax(x_NC, y_NC)
+            gap_NC = (x_NC - y_NC).sub_(aparts_N[rows].unsqueeze(-1))
+            forth, back = forth_N1[rows], back_N1[rows]
+            if slopes[0] is not None:
+                d_NC = torch.addcmul(own_p_N1[rows], gap_NC, forth, out=slopes[0][rows])
+                d_NC.mul_(p_NC).addcmul_(q_NC, back, value=-1)
+            if slopes[1] is not None:
+                d_NC = torch.addcmul(own_q_N1[rows], gap_NC, back, value=-1, out=slopes[1][rows])
+                d_NC.mul_(q_NC).addcmul_(p_NC, forth, value=-1)
+        for slope_NC, task_N1 in zip(slopes, tasks, strict=True):
+            if slope_NC is not None:
+                slope_NC.scatter_add_(-1, _index(labels_N), -task_N1)
+        return None, *(None if d is None else d.to(one.dtype) for d, one in zip(found, given, strict=True))
+
+
+def _wide(given: Sequence[Tensor]) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(given[0].dtype, given[-1].dtype), torch.float32)
+
+
+def _passes(given: Sequence[Any], rows: int) -> Sequence[Any]:
+    """Both passes' parts, of one tensor or two."""
+    return (given[0][:rows], given[0][rows:]) if len(given) == 1 else given
+
+
+def _softmax(x_NC: Tensor, y_NC: Tensor) -> Tensor:
+    """Both distributions, 2NC."""
+    if x_NC.shape[-1] < FEW:
+        probs_2NC = torch.stack([x_NC, y_NC])
+        probs_2NC.sub_(probs_2NC.amax(-1, keepdim=True)).exp_()
+        return probs_2NC.div_(probs_2NC.sum(-1, keepdim=True))
+    probs_2NC = x_NC.new_empty(2, *x_NC.shape)
+    for one_NC, probs_NC in zip((x_NC, y_NC), probs_2NC, strict=True):
+        torch.softmax(one_NC, -1, out=probs_NC)
+    return probs_2NC
 
 
 def _index(labels_N: Tensor) -> Tensor:
@@ -79,8 +138,9 @@ def _index(labels_N: Tensor) -> Tensor:
     return labels_N.masked_fill(labels_N == IGNORE, 0).unsqueeze(-1)
 
 
-def _portions(halves_2NC: Tensor) -> Iterator[slice]:
+def _portions(p_NC: Tensor, q_NC: Tensor) -> Iterator[slice]:
     """Rows that are treated together."""
-    _, rows, classes = halves_2NC.shape
-    step = max(1, CACHED // classes) if halves_2NC.device.type == "cpu" else max(1, rows)
+    assert p_NC.shape == q_NC.shape
+    rows, classes = p_NC.shape
+    step = max(1, CACHED // classes) if p_NC.device.type == "cpu" else max(1, rows)
     return (slice(start, start + step) for start in range(0, rows, step))

@@ -5,8 +5,6 @@ micro-batches and ranks it is the mean over the step. A divergence of two passes
 a classification that have none.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,10 +12,9 @@ from torch import Tensor
 from asa import fused
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
-from asa.compared import compare
+from asa.compared import Compared, compare, compare_halves
 from asa.errors import RequestError
 from asa.model import Output
-from asa.typed import Function, first_only
 
 # B rows, C classes, D width, L length, M masked positions, V vocabulary, N any number of distributions
 
@@ -33,58 +30,21 @@ def task_loss(out: Output, batch: Batch) -> Tensor:
     return loss / batch.total_labels
 
 
-class _SymmetricKL(Function):
-    """sum (p - q)(log p - log q) / 2 over the last axis.
-
-    Both gradients are made in the forward pass, in place: over a vocabulary the memory traffic is what costs.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, log_p: Tensor, log_q: Tensor) -> Tensor:
-        gap, p, q = log_p - log_q, log_p.exp(), log_q.exp()
-        excess = p - q
-        value = (excess * gap).sum(-1) / 2
-        # d/dlog p = (p gap + excess) / 2,  d/dlog q = -(q gap + excess) / 2
-        ctx.save_for_backward(p.mul_(gap).add_(excess).div_(2), q.mul_(gap).add_(excess).div_(-2))
-        return value
-
-    @staticmethod
-    @first_only("divergences")
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        grad_p, grad_q = ctx.saved_tensors
-        return grad_p * grads[0].unsqueeze(-1), grad_q * grads[0].unsqueeze(-1)
-
-
-def symmetric_kl(log_p_NC: Tensor, log_q_NC: Tensor) -> Tensor:
-    """Per row (KL(p||q) + KL(q||p)) / 2 of two log distributions, shape N. Both sides carry gradient."""
-    return _SymmetricKL.apply(log_p_NC, log_q_NC)
-
-
 def compared(both: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
     """The task's loss in the first half of a pass over `batch` twice, and its divergence from the second half."""
     clean, other = both.halves()
-    if batch.kind == "regression" or config.divergence != "symmetric" or config.stop_gradient:
+    if batch.kind == "regression" or config.stop_gradient:
         return {"task": task_loss(clean, batch), **divergence(clean, other, batch, config)}
-    entropies, per_unit = compare(both.logits.flatten(0, -2), batch.labels.flatten())
-    per_unit = per_unit.view(clean.logits.shape[:-1])
-    return {"task": entropies.sum() / batch.total_labels, **_terms(per_unit, clean, other, batch, config)}
+    found = compare_halves(both.logits.flatten(0, -2), batch.labels.flatten())
+    per_unit = _chosen(found, config).view(clean.logits.shape[:-1])
+    return {"task": found.entropy_p_N.sum() / batch.total_labels, **_terms(per_unit, clean, other, batch, config)}
 
 
 def divergence(clean: Output, other: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
     """The terms of L_asa (Eq. 9; token and sentence term of Eq. 10 for MLM), by name."""
     if batch.kind == "regression":
         return {"asa": _regression(clean.logits, other.logits, config, batch.total_compared) / batch.total_compared}
-    return _terms(_per_unit(clean, other, config), clean, other, batch, config)
-
-
-def _per_unit(clean: Output, other: Output, config: ASAConfig) -> Tensor:
-    """Divergence of each unit's two predictions."""
-    symmetric = config.divergence == "symmetric" and not config.stop_gradient
-    if not symmetric or not fused.losses_supported(clean.logits):
-        return between(clean.log_probs, other.log_probs, config)
-    logits_2NC = torch.cat([out.logits.flatten(0, -2) for out in (clean, other)])
-    unlabelled_N = torch.full((len(logits_2NC) // 2,), IGNORE, device=logits_2NC.device)
-    return fused.compare(logits_2NC, unlabelled_N)[1].view(clean.logits.shape[:-1])
+    return _terms(between(clean.logits, other.logits, config), clean, other, batch, config)
 
 
 def _terms(per_unit: Tensor, clean: Output, other: Output, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
@@ -100,13 +60,15 @@ def _terms(per_unit: Tensor, clean: Output, other: Output, batch: Batch, config:
     return {"asa": per_unit.sum() / batch.total_compared}
 
 
-def between(clean_NC: Tensor, other_NC: Tensor, config: ASAConfig) -> Tensor:
-    """Divergence of each pair of log distributions, shape N."""
+def between(clean: Tensor, other: Tensor, config: ASAConfig) -> Tensor:
+    """Divergence of the distributions that a softmax over the last axis makes; that axis is gone from the shape."""
     if config.stop_gradient:
-        clean_NC = clean_NC.detach()
-    if config.divergence == "one_sided":
-        return F.kl_div(other_NC, clean_NC, reduction="none", log_target=True).sum(-1)
-    return symmetric_kl(clean_NC, other_NC)
+        clean = clean.detach()
+    return _chosen(compare(clean.flatten(0, -2), other.flatten(0, -2)), config).view(clean.shape[:-1])
+
+
+def _chosen(found: Compared, config: ASAConfig) -> Tensor:
+    return found.forth_N if config.divergence == "one_sided" else found.symmetric_N
 
 
 def _regression(clean_B1: Tensor, other_B1: Tensor, config: ASAConfig, total: int) -> Tensor:
@@ -118,7 +80,7 @@ def _regression(clean_B1: Tensor, other_B1: Tensor, config: ASAConfig, total: in
                 f"asa.regression = batch_softmax compares all {total} rows of a batch, and one pass has {len(a_B)};"
                 " set --asa.regression squared, or leave batches whole: one process, no micro-batches"
             )
-        return between(a_B.log_softmax(-1), b_B.log_softmax(-1), config)
+        return between(a_B.unsqueeze(0), b_B.unsqueeze(0), config).squeeze(0)
     return F.mse_loss(b_B, a_B.detach() if config.stop_gradient else a_B, reduction="sum")
 
 
@@ -130,12 +92,12 @@ def _sentence(clean: Output, other: Output, config: ASAConfig) -> Tensor:
     if config.sentence == "head":
         assert clean.cls_logits is not None
         assert other.cls_logits is not None
-        return between(clean.cls_logits.float().log_softmax(-1), other.cls_logits.float().log_softmax(-1), config)
+        return between(clean.cls_logits, other.cls_logits, config)
     assert clean.cls_BD is not None
     assert other.cls_BD is not None
-    a_BD, b_BD = clean.cls_BD.float(), other.cls_BD.float()
     if config.sentence == "hidden_softmax":
-        return between(a_BD.log_softmax(-1), b_BD.log_softmax(-1), config)
+        return between(clean.cls_BD, other.cls_BD, config)
+    a_BD, b_BD = clean.cls_BD.float(), other.cls_BD.float()
     if config.stop_gradient:
         a_BD = a_BD.detach()
     if config.sentence == "mse":

@@ -170,8 +170,8 @@ MUTATIONS = (
     Mutation(
         "the clean prediction's part in the fused divergence's gradient has the other sign",
         "fused/vocabulary.py",
-        "d_p_T += p_T * (slope_T + own_p) - q_T * half",
-        "d_p_T += p_T * (own_p - slope_T) - q_T * half",
+        "d_p_T += p_T * (forth * gap_T + (back",
+        "d_p_T += p_T * (-forth * gap_T + (back",
         "fused/test_losses.py::test_losses_and_gradients_are_torchs",
     ),
     Mutation(

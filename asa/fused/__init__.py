@@ -156,13 +156,14 @@ def fused_attention(
 
 def cross_entropies(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
     """Per row, in fp32: 0 where the label is -100, NaN where it is no class. Differentiable once."""
-    from asa.fused.losses import Entropies
+    from asa.fused.losses import Losses
 
-    return Entropies.apply(logits_NC, labels_N, False)[0]
+    return Losses.apply(labels_N, False, logits_NC)
 
 
-def compare(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """asa.compared.compare, in fp32; the entropy at a label that is no class is NaN."""
-    from asa.fused.losses import Entropies
+def compare(labels_N: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    """What asa.compared.Compared holds, in fp32; entropies at a label that is no class are NaN. Args: the logits of two
+    passes, 2NC or two NC."""
+    from asa.fused.losses import Losses
 
-    return Entropies.apply(logits_2NC, labels_N, True)
+    return Losses.apply(labels_N, True, *given)

@@ -1,6 +1,7 @@
 """Losses over a vocabulary by the kernels, as one differentiable function. Imports Triton, so it is itself imported on
 first use."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from asa.fused.launch import parts, run
 from asa.fused.vocabulary import entropy_kernel, gradient_kernel  # pyright: ignore[reportUnknownVariableType]
 from asa.typed import Function, first_only
 
-# N distributions (a second pass's N follow the first's), C classes or words of the vocabulary; T of one tile
+# N rows, C classes or words of the vocabulary; T of one tile; p and q are the distributions of two passes
 
 LONGEST_TILE = 2048  # not tuned on a GPU
 # Rows of the gradient begin at multiples of so many numbers: a vocabulary of 30522 is none of 16 bytes, and the head's
@@ -20,34 +21,63 @@ LONGEST_TILE = 2048  # not tuned on a GPU
 ALIGNED = 16
 
 
-class Entropies(Function):
-    """Cross entropies of N rows and, where the logits are two passes' 2N, asa.compared.compare's divergences."""
+class Losses(Function):
+    """The cross entropies of N rows, or with `pair` what asa.compared.Compared holds of two passes.
+
+    Args: labels_N; pair; logits NC, or of two passes 2NC or two NC.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits_NC: Tensor, labels_N: Tensor, pair: bool) -> tuple[Tensor, Tensor]:
-        logits_NC, labels_N, rows = logits_NC.contiguous(), labels_N.contiguous(), len(labels_N)
-        if logits_NC.shape[:-1] != (rows * (1 + pair),) or labels_N.dim() != 1:
-            raise ValueError(f"{list(logits_NC.shape)} logits do not fit {list(labels_N.shape)} labels")
-        entropies_N = logits_NC.new_empty(rows, dtype=torch.float32)
-        tops, logs, means = (entropies_N.new_empty(1 + pair, rows) for _ in range(3))
-        sizes = rows, logits_NC.shape[-1], logits_NC.shape[-1]
-        settings = tile(logits_NC.shape[-1], pair)
-        run(entropy_kernel, (rows,), logits_NC, labels_N, entropies_N, tops, logs, means, *sizes, **settings)
-        ctx.save_for_backward(logits_NC, labels_N, tops, logs, means)
-        return entropies_N, (means[0] - means[1]) / 2 if pair else entropies_N.new_zeros(rows)
+    def forward(ctx: Any, labels_N: Tensor, pair: bool, *given: Tensor) -> Tensor | tuple[Tensor, ...]:
+        labels_N, given = labels_N.contiguous(), tuple(logits.contiguous() for logits in given)
+        _check(labels_N, pair, given)
+        rows, classes = len(labels_N), given[0].shape[-1]
+        entropies, tops, logs, means = torch.empty(4, 1 + pair, rows, dtype=torch.float32, device=labels_N.device)
+        found = entropies, tops, logs, means
+        run(entropy_kernel, (rows,), *_passes(given, pair), labels_N, *found, rows, classes, **tile(classes, pair))
+        ctx.save_for_backward(labels_N, tops, logs, means, *given)
+        ctx.pair = pair
+        if not pair:
+            return entropies[0].clone()
+        return entropies[0].clone(), entropies[1].clone(), means[0].clone(), -means[1]
 
     @staticmethod
     @first_only("fused losses")
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        logits_NC, labels_N, *saved = ctx.saved_tensors
-        rows, classes = len(labels_N), logits_NC.shape[-1]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        labels_N, *saved = ctx.saved_tensors
+        given, rows = saved[3:], len(labels_N)
+        classes = given[0].shape[-1]
         pitch = ALIGNED * parts(classes, ALIGNED)
-        found_NC = logits_NC.new_empty(len(logits_NC), pitch)[:, :classes]
-        settings = tile(classes, len(saved[0]) > 1)
-        operands = (logits_NC, labels_N, *saved, *(grad.contiguous() for grad in grads), found_NC)
+        needed = zip(given, ctx.needs_input_grad[2:], strict=True)
+        found = [one.new_empty(len(one), pitch)[:, :classes] if need else None for one, need in needed]
+        passes, slopes = _passes(given, ctx.pair), _passes(found, ctx.pair)
+        wanted = {"OF_P": slopes[0] is not None, "OF_Q": ctx.pair and slopes[1] is not None}
+        # What a kernel does not look at is any tensor.
+        operands = [grad.contiguous() for grad in grads] * (1 if ctx.pair else 4)
+        operands += [labels_N if slope is None else slope for slope in slopes]
+        settings = tile(classes, ctx.pair)
         grid = (rows, parts(classes, settings["T"]))
-        run(gradient_kernel, grid, *operands, rows, classes, classes, pitch, **settings)
-        return found_NC, None, None
+        run(gradient_kernel, grid, *passes, labels_N, *saved[:3], *operands, rows, classes, pitch, **wanted, **settings)
+        return None, None, *found
+
+
+def _passes(given: Sequence[Any], pair: bool) -> Sequence[Any]:
+    """Both passes' parts, of one tensor or two; where there is one pass, twice that."""
+    if len(given) > 1:
+        return given
+    if not pair or given[0] is None:
+        return [given[0]] * 2
+    rows = len(given[0]) // 2
+    return given[0][:rows], given[0][rows:]
+
+
+def _check(labels_N: Tensor, pair: bool, given: Sequence[Tensor]) -> None:
+    """Past the ends of what does not fit lies other memory."""
+    shapes = [logits.shape for logits in given]
+    fits = sum(shape[0] for shape in shapes) == len(labels_N) * (1 + pair) and len(set(shapes)) == 1
+    if not fits or labels_N.dim() != 1 or any(len(shape) != 2 for shape in shapes):
+        told = " and ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(f"{told} logits do not fit {list(labels_N.shape)} labels")
 
 
 def tile(classes: int, pair: bool) -> dict[str, Any]:

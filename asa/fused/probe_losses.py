@@ -5,16 +5,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asa.batch import IGNORE
-from asa.fused.losses import Entropies
+from asa.fused.losses import Losses
 from asa.fused.probe import size
 
-# N distributions, C classes
+# N rows, C classes
 
 ROWS, CLASSES = 3, 9001  # several tiles, the last of them not full
 # Largest relative error, in the Euclidean norm: the losses are fp32, gradients have the logits' type.
 LIMIT = 1e-4
 LIMITS = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-NAMES = ("cross entropy", "divergence", "gradient", "cross entropy alone", "its gradient")
+NAMES = (
+    *("cross entropy", "the other pass's", "divergence", "its converse", "gradient"),
+    *("cross entropy alone", "its gradient"),
+)
 
 
 def fault(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -38,23 +41,22 @@ def _problem(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _ours(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:
-    entropies_N, both_N = Entropies.apply(logits_2NC, labels_N, True)
-    alone_N, _ = Entropies.apply(logits_2NC[:ROWS], labels_N, False)
-    return _told(entropies_N, both_N, alone_N, logits_2NC)
+    both = Losses.apply(labels_N, True, logits_2NC)
+    return _told(both, Losses.apply(labels_N, False, logits_2NC[:ROWS]), logits_2NC)
 
 
 def _torch(logits_2NC: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:
     """On the CPU: the device is what is tried."""
-    log_p_NC, log_q_NC = logits_2NC.log_softmax(-1).chunk(2)
-    both_N = ((log_p_NC.exp() - log_q_NC.exp()) * (log_p_NC - log_q_NC)).sum(-1) / 2
-    entropies_N = F.nll_loss(log_p_NC, labels_N, reduction="none", ignore_index=IGNORE)
-    return _told(entropies_N, both_N, entropies_N, logits_2NC)
+    logs = logits_2NC.log_softmax(-1).chunk(2)
+    entropies = [F.nll_loss(log_NC, labels_N, reduction="none", ignore_index=IGNORE) for log_NC in logs]
+    divergences = [(p_NC.exp() * (p_NC - q_NC)).sum(-1) for p_NC, q_NC in (logs, logs[::-1])]
+    return _told((*entropies, *divergences), entropies[0], logits_2NC)
 
 
-def _told(entropies_N: Tensor, both_N: Tensor, alone_N: Tensor, logits_2NC: Tensor) -> tuple[Tensor, ...]:
+def _told(both: tuple[Tensor, ...], alone_N: Tensor, logits_2NC: Tensor) -> tuple[Tensor, ...]:
+    """The losses with gradients to the logits, each row of each loss by a weight of its own."""
     weights_N = torch.arange(1.0, 1 + ROWS, device=logits_2NC.device)
-    gradients = [
-        torch.autograd.grad((loss * weights_N).sum(), logits_2NC, retain_graph=True)[0]
-        for loss in (entropies_N + both_N.flip(0), alone_N)
-    ]
-    return entropies_N, both_N, gradients[0], alone_N, gradients[1]
+    whole = torch.stack([(loss_N * (n + weights_N)).sum() for n, loss_N in enumerate(both)]).sum()
+    (of_both,) = torch.autograd.grad(whole, logits_2NC)
+    (of_one,) = torch.autograd.grad((alone_N * weights_N).sum(), logits_2NC)
+    return *both, of_both, alone_N, of_one

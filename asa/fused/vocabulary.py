@@ -1,6 +1,6 @@
 # Triton's language has no types: a kernel's arguments are what its launch gives them.
 # pyright: standard
-"""The kernels of losses over a vocabulary: cross entropy, and of two passes symmetric KL too.
+"""The kernels of losses over a vocabulary: cross entropies, and of two passes the divergences between them too.
 
 A row's logits come from a GPU's memory once in each direction, and of what is as large as they are only their gradient
 is written. The formulas are asa.compared's. No atomics: the same logits give the same bits.
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from asa.batch import IGNORE
 
-# N distributions (a second pass's N follow the first's), C classes or words of the vocabulary; T of one tile
+# N rows, C classes or words of the vocabulary; T of one tile; p and q are the distributions of two passes
 
 UNLABELLED = tl.constexpr(IGNORE)
 
@@ -29,26 +29,30 @@ def log_sum(x_C, classes, T: tl.constexpr):
     return top, tl.log(total)
 
 
+@triton.jit
+def entropy(x_C, label, top, log, classes):
+    """Cross entropy of one row: 0 where it is unlabelled, NaN where the label is no class."""
+    known = (label >= 0) & (label < classes)
+    at_label = tl.load(x_C + label, mask=known, other=float("nan")).to(tl.float32)
+    return tl.where(label == UNLABELLED, 0.0, log + (top - at_label))
+
+
 @triton.jit(do_not_specialize=("rows",))
-def entropy_kernel(
-    logits, labels_N, entropies_N, tops, logs, means, rows, classes, stride, T: tl.constexpr, PAIR: tl.constexpr
-):
-    """Of one row: its cross entropy (0 where unlabelled, NaN where the label is no class), largest logit and log of the
-    sum of exp(logit - largest). PAIR: the last two of its fellow too, and the means of log p - log q under p and q.
+def entropy_kernel(p, q, labels_N, entropies, tops, logs, means, rows, classes, T: tl.constexpr, PAIR: tl.constexpr):
+    """Of one row of logits: cross entropy, largest logit and log of the sum of exp(logit - largest). PAIR: those of the
+    other pass behind all of the first's, and the means of log p - log q under p and q.
 
     Largest and log stay apart: what all logits of a row have in common would cost their sum its digits.
     """
     row = tl.program_id(0)
-    p_C = logits + row.to(tl.int64) * stride
+    p_C = p + row.to(tl.int64) * classes
     top_p, log_p = log_sum(p_C, classes, T)  # pyright: ignore[reportGeneralTypeIssues]  # of Python it only raises
     label = tl.load(labels_N + row)
-    known = (label >= 0) & (label < classes)
-    at_label = tl.load(p_C + label, mask=known, other=float("nan")).to(tl.float32)
-    tl.store(entropies_N + row, tl.where(label == UNLABELLED, 0.0, log_p + (top_p - at_label)))
+    tl.store(entropies + row, entropy(p_C, label, top_p, log_p, classes))
     tl.store(tops + row, top_p)
     tl.store(logs + row, log_p)
     if PAIR:
-        q_C = p_C + rows.to(tl.int64) * stride
+        q_C = q + row.to(tl.int64) * classes
         top_q, log_q = log_sum(q_C, classes, T)
         apart = (top_p - top_q) + (log_p - log_q)
         under_p, under_q = 0.0, 0.0
@@ -60,40 +64,53 @@ def entropy_kernel(
             gap_T = tl.where(inside_T, (x_T - y_T) - apart, 0.0)
             under_p += tl.sum(tl.exp(x_T - top_p) * gap_T, 0)
             under_q += tl.sum(tl.exp(y_T - top_q) * gap_T, 0)
+        tl.store(entropies + rows + row, entropy(q_C, label, top_q, log_q, classes))
         tl.store(tops + rows + row, top_q)
         tl.store(logs + rows + row, log_q)
         tl.store(means + row, under_p * tl.exp(-log_p))
         tl.store(means + rows + row, under_q * tl.exp(-log_q))
 
 
+@triton.jit
+def task_slope(d_entropy, label, classes):
+    """The gradient to a row's cross entropy, as far as the row has one."""
+    known = tl.where((label >= 0) & (label < classes), d_entropy, float("nan"))
+    return tl.where(label == UNLABELLED, 0.0, known)
+
+
+@triton.jit
+def log_share(x_C, column_T, inside_T, top, log):
+    """Logs of a tile's probabilities."""
+    x_T = tl.load(x_C + column_T, mask=inside_T, other=0.0).to(tl.float32)
+    return (x_T - top) - log
+
+
 @triton.jit(do_not_specialize=("rows",))
 def gradient_kernel(
-    logits, labels_N, tops, logs, means, d_entropies_N, d_values_N, found, rows, classes, stride, pitch,
-    T: tl.constexpr, PAIR: tl.constexpr,
+    p, q, labels_N, tops, logs, means, d_entropy_p_N, d_entropy_q_N, d_forth_N, d_back_N, found_p, found_q,
+    rows, classes, pitch, T: tl.constexpr, PAIR: tl.constexpr, OF_P: tl.constexpr, OF_Q: tl.constexpr,
 ):  # fmt: skip
-    """Gradient to one tile of a row's logits, and with PAIR to its fellow's. stride, pitch: from a row to the next, of
-    logits and of their gradient."""
+    """Gradients to one tile of a row's logits, of either pass where they are asked for. pitch: from a row of found to
+    the next. PAIR: whether there is a second pass."""
     row = tl.program_id(0)
     column_T = tl.program_id(1) * T + tl.arange(0, T)
     inside_T = column_T < classes
-    of_row, found_row = row.to(tl.int64) * stride + column_T, row.to(tl.int64) * pitch + column_T
+    at, found_at = row.to(tl.int64) * classes, row.to(tl.int64) * pitch + column_T
     label = tl.load(labels_N + row)
-    task = tl.where((label >= 0) & (label < classes), tl.load(d_entropies_N + row), float("nan"))
-    task = tl.where(label == UNLABELLED, 0.0, task)
-    x_T = tl.load(logits + of_row, mask=inside_T, other=0.0).to(tl.float32)
-    log_p_T = (x_T - tl.load(tops + row)) - tl.load(logs + row)
+    log_p_T = log_share(p + at, column_T, inside_T, tl.load(tops + row), tl.load(logs + row))
     p_T = tl.exp(log_p_T)
-    d_p_T = p_T * task - tl.where(column_T == label, task, 0.0)
+    task_p = task_slope(tl.load(d_entropy_p_N + row), label, classes)
+    d_p_T = p_T * task_p - tl.where(column_T == label, task_p, 0.0)
     if PAIR:
-        of_fellow = of_row + rows.to(tl.int64) * stride
-        half = tl.load(d_values_N + row) / 2
-        y_T = tl.load(logits + of_fellow, mask=inside_T, other=0.0).to(tl.float32)
-        log_q_T = (y_T - tl.load(tops + rows + row)) - tl.load(logs + rows + row)
+        log_q_T = log_share(q + at, column_T, inside_T, tl.load(tops + rows + row), tl.load(logs + rows + row))
         q_T = tl.exp(log_q_T)
-        slope_T = (log_p_T - log_q_T) * half
-        own_p, own_q = (1 - tl.load(means + row)) * half, (1 + tl.load(means + rows + row)) * half
-        d_p_T += p_T * (slope_T + own_p) - q_T * half
-        d_q_T = q_T * (own_q - slope_T) - p_T * half
-        found_fellow = found_row + rows.to(tl.int64) * pitch
-        tl.store(found + found_fellow, d_q_T.to(found.dtype.element_ty), mask=inside_T)
-    tl.store(found + found_row, d_p_T.to(found.dtype.element_ty), mask=inside_T)
+        gap_T = log_p_T - log_q_T
+        forth, back = tl.load(d_forth_N + row), tl.load(d_back_N + row)
+        d_p_T += p_T * (forth * gap_T + (back - forth * tl.load(means + row))) - back * q_T
+        if OF_Q:
+            task_q = task_slope(tl.load(d_entropy_q_N + row), label, classes)
+            own = forth + back * tl.load(means + rows + row) + task_q
+            d_q_T = q_T * (own - back * gap_T) - forth * p_T - tl.where(column_T == label, task_q, 0.0)
+            tl.store(found_q + found_at, d_q_T.to(found_q.dtype.element_ty), mask=inside_T)
+    if OF_P:
+        tl.store(found_p + found_at, d_p_T.to(found_p.dtype.element_ty), mask=inside_T)

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from asa.batch import Batch
 from asa.engine import Engine
-from asa.losses import task_loss
 from asa.methods.ball import dropout
 from asa.methods.base import At, Stateless, learn
-from asa.methods.smoothness import SmoothConfig, noise, prediction, smoothness
+from asa.methods.smoothness import SmoothConfig, noise, smooth
 
 
 class ALUM(Stateless):
@@ -24,8 +23,5 @@ class ALUM(Stateless):
         options = self.options
         start_RLD = noise(engine, batch, options) if options.weight else None
         with dropout(engine, options.dropout, taps=False):
-            clean = engine.forward(batch)
-            terms = {"task": task_loss(clean, batch)}
-            if start_RLD is not None:
-                terms["smooth"] = smoothness(engine, batch, prediction(clean, batch), start_RLD, options)
+            terms = smooth(engine, batch, engine.forward(batch), start_RLD, options)
         return learn(engine, terms)

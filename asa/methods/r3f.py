@@ -12,10 +12,9 @@ from asa import perturb
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
-from asa.losses import task_loss
 from asa.methods.ball import Dropout, Size, dropout, room
 from asa.methods.base import At, Stateless, learn
-from asa.methods.smoothness import Weight, apart, prediction
+from asa.methods.smoothness import Weight, learned
 from asa.signal import Perturb
 
 
@@ -44,6 +43,5 @@ class R3F(Stateless):
         noise_RLD = draw(room(engine, batch), self.options.noise)
         with dropout(engine, self.options.dropout, taps=False):
             clean, noisy = engine.forward(batch), engine.forward(batch, Perturb(embed_BLD=noise_RLD))
-        task = task_loss(clean, batch)
-        smooth = self.options.weight * apart(prediction(clean, batch), prediction(noisy, batch), batch)
-        return learn(engine, {"task": task, "smooth": smooth})
+        task, _, distance = learned(clean, noisy, batch)
+        return learn(engine, {"task": task, "smooth": self.options.weight * distance})

@@ -11,9 +11,8 @@ from torch import Tensor
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
-from asa.losses import task_loss
 from asa.methods.base import At, Stateless, learn
-from asa.methods.smoothness import Weight, apart, prediction
+from asa.methods.smoothness import Weight, learned
 
 
 @config
@@ -32,8 +31,7 @@ class RDrop(Stateless):
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         one, other = engine.forward(batch), engine.forward(batch)
-        task = (task_loss(one, batch) + task_loss(other, batch)) / 2
-        # Of a regression `apart` is one squared difference, else the sum of two divergences.
+        first, second, distance = learned(one, other, batch)
+        # Of a regression the distance is one squared difference, else the sum of two divergences.
         share = 1.0 if batch.kind == "regression" else 0.5
-        smooth = self.options.weight * share * apart(prediction(one, batch), prediction(other, batch), batch)
-        return learn(engine, {"task": task, "smooth": smooth})
+        return learn(engine, {"task": (first + second) / 2, "smooth": self.options.weight * share * distance})

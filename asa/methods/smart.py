@@ -18,10 +18,9 @@ from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
 from asa.errors import RequestError
-from asa.losses import task_loss
 from asa.methods.ball import dropout
 from asa.methods.base import At, Stateless, learn
-from asa.methods.smoothness import SmoothConfig, Weight, apart, noise, prediction, smoothness
+from asa.methods.smoothness import SmoothConfig, Weight, apart, noise, smooth
 from asa.model import TaskModel
 
 Beta = Annotated[float, Field(ge=0, le=1)]
@@ -50,20 +49,17 @@ class SMART(Stateless):
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options = self.options
-        terms: dict[str, Tensor] = {}
         guide = self._guide(engine, batch) if options.proximal else None
         start_RLD = noise(engine, batch, options) if options.weight else None
         with dropout(engine, options.dropout, taps=False):
             out = engine.forward(batch)
-            terms["task"] = task_loss(out, batch)
-            if start_RLD is not None:
-                terms["smooth"] = smoothness(engine, batch, prediction(out, batch), start_RLD, options)
+            terms = smooth(engine, batch, out, start_RLD, options)
         if guide is not None:
-            terms["proximal"] = options.proximal * apart(guide, prediction(out, batch), batch)
+            terms["proximal"] = options.proximal * apart(guide, out.logits, batch)
         return learn(engine, terms)
 
     def _guide(self, engine: Engine, batch: Batch) -> Tensor:
-        """The teacher's prediction; the teacher begins as the model that the first batch meets."""
+        """The teacher's logits; the teacher begins as the model that the first batch meets."""
         if self._teacher is None:
             start = _masters(engine) if self._restored is None else self._restored.items()
             teacher = engine.module.twin().to(batch.labels.device)
@@ -74,7 +70,7 @@ class SMART(Stateless):
                 )
             self._teacher, self._restored = teacher, None
         with torch.no_grad():
-            return prediction(self._teacher(batch), batch)
+            return self._teacher(batch).logits
 
     def after_step(self, engine: Engine) -> None:
         self.updates += 1

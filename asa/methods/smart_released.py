@@ -21,7 +21,7 @@ from asa.engine import Engine
 from asa.losses import task_loss
 from asa.methods.ball import Size, room
 from asa.methods.base import At, Stateless, learn
-from asa.methods.smoothness import Weight, prediction, towards
+from asa.methods.smoothness import Weight, towards
 from asa.signal import Perturb
 
 GUARD = 1e-6
@@ -51,31 +51,31 @@ class SMARTReleased(Stateless):
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         out = engine.forward(batch)
-        task, clean = task_loss(out, batch), prediction(out, batch)
+        task, clean = task_loss(out, batch), out.logits
         delta_RLD = perturb.gaussian(room(engine, batch), self.options.noise).requires_grad_()
         for _ in range(self.options.ascents):
-            reached = prediction(engine.probe(batch, Perturb(embed_BLD=delta_RLD)), batch)
+            reached = engine.probe(batch, Perturb(embed_BLD=delta_RLD)).logits
             (gradient_RLD,) = engine.ascend(_climbed(clean.detach(), reached, batch), (delta_RLD,))
             # As in the other methods: a token whose gradient has overflowed in FP16 takes no step.
             usable_RL1 = gradient_RLD.isfinite().all(-1, keepdim=True)
             moved_RLD = delta_RLD.detach() + self.options.step_size * torch.where(usable_RL1, gradient_RLD, 0)
             delta_RLD = (moved_RLD / (moved_RLD.abs().amax(-1, keepdim=True) + GUARD)).requires_grad_()
-        other = prediction(engine.forward(batch, Perturb(embed_BLD=delta_RLD.detach())), batch)
+        other = engine.forward(batch, Perturb(embed_BLD=delta_RLD.detach())).logits
         smooth = self.options.weight * _both_ways(clean, other, batch)
         return learn(engine, {"task": task, "smooth": smooth})
 
 
 def _both_ways(clean: Tensor, other: Tensor, batch: Batch) -> Tensor:
     if batch.kind == "regression":
-        return F.mse_loss(other, clean, reduction="sum") / batch.total_compared
+        return F.mse_loss(other.float(), clean.float(), reduction="sum") / batch.total_compared
     return towards(clean.detach(), other, batch) + towards(other.detach(), clean, batch)
 
 
 def _climbed(clean: Tensor, reached: Tensor, batch: Batch) -> Tensor:
     """What the ascent maximises: a sum over units."""
     if batch.kind == "regression":
-        return F.mse_loss(reached, clean, reduction="sum")
-    p, q = reached.exp(), clean.exp()
+        return F.mse_loss(reached.float(), clean.float(), reduction="sum")
+    p, q = reached.float().softmax(-1), clean.float().softmax(-1)
     per_unit = 2 * (p * (_log_odds(p) - _log_odds(q)).detach()).sum(-1)
     if batch.kind == "token":
         per_unit = per_unit * (batch.labels != IGNORE)

@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 from asa import perturb
 from asa.batch import IGNORE, Batch
+from asa.compared import compare
 from asa.config import config
 from asa.engine import Engine
-from asa.losses import symmetric_kl
+from asa.losses import task_loss
 from asa.methods.ball import Dropout, Size, room
 from asa.model import Output
 from asa.signal import Perturb
@@ -45,30 +46,38 @@ class SmoothConfig:
         return self
 
 
-def prediction(out: Output, batch: Batch) -> Tensor:
-    """What two passes are compared by: log distributions (any, C), or N numbers for a regression; fp32."""
-    return out.logits.float().squeeze(-1) if batch.kind == "regression" else out.log_probs
-
-
 def apart(one: Tensor, other: Tensor, batch: Batch) -> Tensor:
-    """KL(one || other) + KL(other || one) of two predictions, for a regression their squared difference: the sum over
-    units / Batch.total_compared, of tokens over the labelled ones."""
+    """KL(one || other) + KL(other || one) of two passes' logits, for a regression their squared difference: the sum
+    over units / Batch.total_compared, of tokens over the labelled ones."""
     if batch.kind == "regression":
-        return F.mse_loss(one, other, reduction="sum") / batch.total_compared
-    return _mean(2 * symmetric_kl(one, other), batch)
+        return _squared(one, other, batch)
+    return _sum(2 * compare(one.flatten(0, -2), other.flatten(0, -2)).symmetric_N, batch)
 
 
 def towards(target: Tensor, learner: Tensor, batch: Batch) -> Tensor:
-    """KL(target || learner) of two predictions, for a regression their squared difference; summed like `apart`."""
+    """KL(target || learner) of two passes' logits, for a regression their squared difference; summed like `apart`."""
     if batch.kind == "regression":
-        return F.mse_loss(learner, target, reduction="sum") / batch.total_compared
-    return _mean(F.kl_div(learner, target, reduction="none", log_target=True).sum(-1), batch)
+        return _squared(target, learner, batch)
+    return _sum(compare(target.flatten(0, -2), learner.flatten(0, -2)).forth_N, batch)
 
 
-def _mean(per_unit: Tensor, batch: Batch) -> Tensor:
+def learned(one: Output, other: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Both passes' task losses, and how far they are `apart`: at once, since over a vocabulary each costs."""
+    if batch.kind == "regression":
+        return task_loss(one, batch), task_loss(other, batch), _squared(one.logits, other.logits, batch)
+    found = compare(one.logits.flatten(0, -2), other.logits.flatten(0, -2), batch.labels.flatten())
+    first, second = (one_N.sum() / batch.total_labels for one_N in (found.entropy_p_N, found.entropy_q_N))
+    return first, second, _sum(2 * found.symmetric_N, batch)
+
+
+def _squared(one: Tensor, other: Tensor, batch: Batch) -> Tensor:
+    return F.mse_loss(one.float(), other.float(), reduction="sum") / batch.total_compared
+
+
+def _sum(per_unit_N: Tensor, batch: Batch) -> Tensor:
     if batch.kind == "token":
-        per_unit = per_unit * (batch.labels != IGNORE)
-    return per_unit.sum() / batch.total_compared
+        per_unit_N = per_unit_N * (batch.labels.flatten() != IGNORE)
+    return per_unit_N.sum() / batch.total_compared
 
 
 def noise(engine: Engine, batch: Batch, options: SmoothConfig) -> Tensor:
@@ -78,10 +87,11 @@ def noise(engine: Engine, batch: Batch, options: SmoothConfig) -> Tensor:
 
 
 def worst(engine: Engine, batch: Batch, clean: Tensor, start_RLD: Tensor, options: SmoothConfig) -> Tensor:
-    """The perturbation RLD that projected ascent finds to drive the prediction furthest from `clean`; a constant."""
+    """The perturbation RLD that projected ascent finds to drive the prediction furthest from `clean`, logits; a
+    constant."""
     where, delta_RLD = room(engine, batch), start_RLD.requires_grad_()
     for _ in range(options.ascents):
-        reached = prediction(engine.probe(batch, Perturb(embed_BLD=delta_RLD)), batch)
+        reached = engine.probe(batch, Perturb(embed_BLD=delta_RLD)).logits
         (gradient_RLD,) = engine.ascend(apart(clean.detach(), reached, batch), (delta_RLD,))
         step_RLD = perturb.direction(gradient_RLD, where, "linf") * options.step_size
         moved_RLD = delta_RLD.detach() + step_RLD
@@ -89,8 +99,13 @@ def worst(engine: Engine, batch: Batch, clean: Tensor, start_RLD: Tensor, option
     return delta_RLD.detach()
 
 
-def smoothness(engine: Engine, batch: Batch, clean: Tensor, start_RLD: Tensor, options: SmoothConfig) -> Tensor:
-    """SMART's R_s times its weight: both predictions carry gradient, the perturbation does not."""
-    delta_RLD = worst(engine, batch, clean, start_RLD, options)
-    attacked = prediction(engine.forward(batch, Perturb(embed_BLD=delta_RLD)), batch)
-    return options.weight * apart(clean, attacked, batch)
+def smooth(
+    engine: Engine, batch: Batch, clean: Output, start_RLD: Tensor | None, options: SmoothConfig
+) -> dict[str, Tensor]:
+    """The task's loss of a pass and, where there is a start, SMART's R_s times its weight: both predictions carry
+    gradient, the perturbation does not."""
+    if start_RLD is None:
+        return {"task": task_loss(clean, batch)}
+    delta_RLD = worst(engine, batch, clean.logits, start_RLD, options)
+    task, _, distance = learned(clean, engine.forward(batch, Perturb(embed_BLD=delta_RLD)), batch)
+    return {"task": task, "smooth": options.weight * distance}

@@ -18,7 +18,7 @@ from asa.engine import Engine
 from asa.losses import task_loss
 from asa.methods.ball import Dropout, Size, dropout, room
 from asa.methods.base import At, Stateless, learn
-from asa.methods.smoothness import Weight, prediction, towards
+from asa.methods.smoothness import Weight, towards
 from asa.signal import Perturb
 
 # D width of the word embeddings, L length, R sequences
@@ -51,9 +51,9 @@ class VAT(Stateless):
         unit_RLD = perturb.direction(perturb.gaussian(where, 1.0), where, "l2")
         with dropout(engine, self.options.dropout, taps=False):
             out = engine.forward(batch)
-            target = prediction(out, batch).detach()
+            target = out.logits.detach()
             delta_RLD = self._steepest(engine, batch, target, unit_RLD) * self.options.radius
-            attacked = prediction(engine.forward(batch, Perturb(embed_BLD=delta_RLD)), batch)
+            attacked = engine.forward(batch, Perturb(embed_BLD=delta_RLD)).logits
         task = task_loss(out, batch)
         smooth = self.options.weight * towards(target, attacked, batch)
         return learn(engine, {"task": task, "smooth": smooth})
@@ -63,7 +63,7 @@ class VAT(Stateless):
         where = room(engine, batch)
         for _ in range(self.options.iterations):
             delta_RLD = (unit_RLD * self.options.distance).requires_grad_()
-            reached = prediction(engine.probe(batch, Perturb(embed_BLD=delta_RLD)), batch)
+            reached = engine.probe(batch, Perturb(embed_BLD=delta_RLD)).logits
             (gradient_RLD,) = engine.ascend(towards(target, reached, batch), (delta_RLD,))
             unit_RLD = _turned(unit_RLD, perturb.direction(gradient_RLD, where, "l2"), where)
         return unit_RLD

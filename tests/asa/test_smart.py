@@ -19,10 +19,11 @@ from asa.errors import RequestError
 from asa.losses import divergence, task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.ball import room
+from asa.methods.r3f import R3F, R3FConfig
 from asa.methods.r_drop import RDrop, RDropConfig
 from asa.methods.smart import SMART, SMARTConfig
 from asa.methods.smart_released import SMARTReleased, SMARTReleasedConfig
-from asa.methods.smoothness import SmoothConfig, apart, prediction, towards
+from asa.methods.smoothness import SmoothConfig, apart, learned, towards
 from asa.methods.vat import VAT, VATConfig
 from asa.model import TaskModel
 from asa.signal import Perturb
@@ -56,9 +57,12 @@ def test_the_divergence_is_both_kls_over_the_labelled_units_or_the_squared_error
             for a, b in ((p_NC, q_NC), (q_NC, p_NC))
         ]
         expected, only = kl[0] + kl[1], kl[0]
-    clean, reached = (prediction(tiny_module(kind, seed=seed)(batch), batch).detach() for seed in (0, 1))
+    outs = [tiny_module(kind, seed=seed)(batch) for seed in (0, 1)]
+    clean, reached = (out.logits.detach() for out in outs)
     torch.testing.assert_close(apart(clean, reached, batch), expected / batch.total_labels)
     torch.testing.assert_close(towards(clean, reached, batch), only / batch.total_labels)
+    at_once = [*(task_loss(out, batch) for out in outs), expected / batch.total_labels]
+    torch.testing.assert_close(list(learned(outs[0], outs[1], batch)), at_once)
 
 
 def test_the_loss_is_task_smoothness_and_distance_from_the_teacher() -> None:
@@ -70,8 +74,8 @@ def test_the_loss_is_task_smoothness_and_distance_from_the_teacher() -> None:
     student.load_state_dict(engine.module.state_dict())
     terms = method.backward(engine, batch, At(0, 0))
     out = student(batch)
-    clean, guide = prediction(out, batch), prediction(teacher(batch), batch).detach()
-    attacked = prediction(student(batch, Perturb(embed_BLD=engine.deltas[-1])), batch)
+    clean, guide = out.logits, teacher(batch).logits.detach()
+    attacked = student(batch, Perturb(embed_BLD=engine.deltas[-1])).logits
     parts = [task_loss(out, batch), 2 * apart(clean, attacked, batch), 3 * apart(guide, clean, batch)]
     torch.testing.assert_close([terms[name] for name in ("task", "smooth", "proximal")], [p.detach() for p in parts])
     torch.stack(parts).sum().backward()
@@ -127,7 +131,7 @@ def test_the_teacher_has_no_dropout_and_takes_no_random_number_from_the_model() 
     guides = [method._guide(engine, batch) for _ in range(2)]
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(*guides)
-    torch.testing.assert_close(guides[0], prediction(engine.module.eval()(batch), batch))
+    torch.testing.assert_close(guides[0], engine.module.eval()(batch).logits)
     assert method._teacher is not None
     assert {p.dtype for p in method._teacher.parameters()} == {torch.float32}
 
@@ -175,12 +179,12 @@ def test_its_perturbation_changes_the_prediction_far_more_than_noise_in_the_same
     engine = Watched(module)
     torch.manual_seed(0)
     terms = SMART(SMARTConfig(radius=1e-2, noise=1e-2, step_size=1.0, proximal=0.0)).backward(engine, batch, At(0, 0))
-    clean = prediction(module(batch), batch)
+    clean = module(batch).logits
     drawn = []
     for seed in range(10):
         torch.manual_seed(seed)
         signs = perturb.gaussian(room(engine, batch), 1.0).sign() * 1e-2
-        drawn.append(apart(clean, prediction(module(batch, Perturb(embed_BLD=signs)), batch), batch).item())
+        drawn.append(apart(clean, module(batch, Perturb(embed_BLD=signs)).logits, batch).item())
     assert terms["smooth"].item() > 2 * max(drawn)
 
 
@@ -189,13 +193,25 @@ def test_vat_reaches_further_than_a_random_direction_of_its_length() -> None:
     engine = Watched(module)
     torch.manual_seed(0)
     terms = VAT(VATConfig(radius=0.1, distance=0.05)).backward(engine, batch, At(0, 0))
-    where, clean = room(engine, batch), prediction(module(batch), batch).detach()
+    where, clean = room(engine, batch), module(batch).logits.detach()
     drawn = []
     for seed in range(10):
         torch.manual_seed(seed)
         delta = perturb.direction(perturb.gaussian(where, 1.0), where, "l2") * 0.1
-        drawn.append(towards(clean, prediction(module(batch, Perturb(embed_BLD=delta)), batch), batch).item())
+        drawn.append(towards(clean, module(batch, Perturb(embed_BLD=delta)).logits, batch).item())
     assert terms["smooth"].item() > 2 * max(drawn)
+
+
+def test_vat_learns_towards_a_prediction_that_stays() -> None:
+    engine, batch, student = Watched(tiny_module()), tiny_batch(), tiny_module()
+    terms = VAT(VATConfig(weight=2.0, radius=0.5)).backward(engine, batch, At(0, 0))
+    out, attacked = student(batch), student(batch, Perturb(embed_BLD=engine.deltas[-1]))
+    task, smooth = task_loss(out, batch), 2 * towards(out.logits.detach(), attacked.logits, batch)
+    torch.testing.assert_close([terms["task"], terms["smooth"]], [task.detach(), smooth.detach()])
+    assert smooth > 1e-3
+    (task + smooth).backward()
+    for name, value in gradients(student).items():
+        torch.testing.assert_close(gradients(engine.module)[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_r_drop_compares_two_dropout_masks() -> None:
@@ -205,7 +221,16 @@ def test_r_drop_compares_two_dropout_masks() -> None:
     torch.manual_seed(4)
     one, other = engine.module(batch), engine.module(batch)
     task = (task_loss(one, batch) + task_loss(other, batch)) / 2
-    smooth = 1.5 * apart(prediction(one, batch), prediction(other, batch), batch)
+    smooth = 1.5 * apart(one.logits, other.logits, batch)
+    torch.testing.assert_close([terms["task"], terms["smooth"]], [task.detach(), smooth.detach()])
+    assert smooth > 1e-3
+
+
+def test_r3f_compares_with_noise() -> None:
+    engine, batch, student = Watched(tiny_module()), tiny_batch("mlm"), tiny_module()
+    terms = R3F(R3FConfig(weight=3.0, noise=0.3)).backward(engine, batch, At(0, 0))
+    clean, noisy = student(batch), student(batch, Perturb(embed_BLD=engine.deltas[-1]))
+    task, smooth = task_loss(clean, batch), 3 * apart(clean.logits, noisy.logits, batch)
     torch.testing.assert_close([terms["task"], terms["smooth"]], [task.detach(), smooth.detach()])
     assert smooth > 1e-3
 

@@ -31,13 +31,14 @@ LOSSES: dict[str, Any] = {"entropy": vocabulary.entropy_kernel, "gradient": voca
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TYPES = {"state_BL": "*i8", "bits_BLW": "*i32", "kept_BL": "*i32", "seed_ptr": "*i64", "labels_N": "*i64"}
 TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL", "bias_BL", "mask_bias_BL"), "*fp32")
-TYPES |= dict.fromkeys(("entropies_N", "tops", "logs", "means", "d_entropies_N", "d_values_N"), "*fp32")
+TYPES |= dict.fromkeys(("entropies", "tops", "logs", "means"), "*fp32")
+TYPES |= dict.fromkeys(("d_entropy_p_N", "d_entropy_q_N", "d_forth_N", "d_back_N"), "*fp32")
 TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale"), "fp32")
 TYPES |= dict.fromkeys(("heads", "length", "width", "mask_width", "words", "threshold"), "i32")
-TYPES |= dict.fromkeys(("rows", "classes", "stride", "pitch"), "i32")
+TYPES |= dict.fromkeys(("rows", "classes", "pitch"), "i32")
 
 # Of the type that the kernels are compiled for.
-OPERANDS = {"q", "k", "v", "out", "do", "dq", "dk", "dv", "logits", "found"}
+OPERANDS = {"q", "k", "v", "out", "do", "dq", "dk", "dv", "p", "found_p", "found_q"}
 OPERANDS |= {"q_BLD", "k_BLD", "mask_q_BLD", "mask_k_BLD", "dx_BLL"}
 
 
@@ -60,6 +61,8 @@ def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) 
     options = {key: settings.pop(key) for key in ("num_warps", "num_stages") if key in settings}
     if name not in ("pack", *LOSSES):
         settings["DROPOUT"] = dropout
+    if name == "gradient":
+        settings |= {"OF_P": True, "OF_Q": dropout}
     types = signature(kernel, dtype)
     # What a launch finds out by itself: pointers, strides and widths are multiples of 16.
     whole = [n for n, key in enumerate(types) if types[key][0] == "*" or "width" in key or re.search("_[bhl]$", key)]

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from asa import compared, fused
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Kind
+from asa.compared import Compared
 from asa.engine import PlainEngine
 from asa.errors import RequestError
 from asa.fused import probe_losses
@@ -27,20 +28,36 @@ losses: Any = pytest.importorskip("asa.fused.losses", reason="no Triton here")
 GRADIENTS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
+def halves(logits: Tensor, labels: Tensor) -> Compared:
+    return Compared(*fused.compare(labels, logits))
+
+
+def two(logits: Tensor, labels: Tensor) -> Compared:
+    """By two tensors, which lie elsewhere."""
+    return Compared(*fused.compare(labels, *(half.clone() for half in logits.chunk(2))))
+
+
+both_ways = pytest.mark.parametrize("compare", [halves, two])
+
+
 def problem(rows: int, classes: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     logits, labels = case(rows, classes, torch.float64)
     return logits.to(DEVICE, dtype).requires_grad_(), labels.to(DEVICE)
 
 
+@both_ways
 @pytest.mark.parametrize("dtype", GRADIENTS, ids=str)
 @pytest.mark.parametrize("classes", [2, 3, 17, 255, 300, 1024, 30522])
-def test_losses_and_gradients_are_torchs(classes: int, dtype: torch.dtype) -> None:
+def test_losses_and_gradients_are_torchs(
+    classes: int, dtype: torch.dtype, compare: Callable[[Tensor, Tensor], Compared]
+) -> None:
     logits, labels = problem(4, classes, dtype)
     wide = logits.detach().double().requires_grad_()
-    ours, theirs = fused.compare(logits, labels), by_torch(wide, labels)
+    ours, theirs = compare(logits, labels), by_torch(wide, labels)
     assert all(loss.dtype == torch.float32 for loss in ours)
-    assert error(ours[0], theirs[0]) < 1e-5
-    assert error(ours[1], theirs[1]) < 1e-5
+    for one, other in zip(ours, theirs, strict=True):
+        assert error(one, other) < 1e-5
+        assert error(gradients([one], logits), gradients([other], wide)) < GRADIENTS[dtype]
     assert error(gradients(ours, logits), gradients(theirs, wide)) < GRADIENTS[dtype]
     alone = fused.cross_entropies(logits[:4], labels)
     assert torch.equal(alone, ours[0])
@@ -49,12 +66,29 @@ def test_losses_and_gradients_are_torchs(classes: int, dtype: torch.dtype) -> No
     assert not grads[0][4:].any()
 
 
+@pytest.mark.parametrize("fixed", [0, 1])
+def test_a_pass_that_is_a_fixed_target_gets_no_gradient(fixed: int) -> None:
+    """Its type may be another: a teacher's is."""
+    logits, labels = problem(4, 300)
+    wide = logits.detach().double().requires_grad_()
+    passes: list[Any] = [half.detach().clone() for half in logits.chunk(2)]
+    passes[fixed] = passes[fixed].double().float()
+    passes[1 - fixed] = passes[1 - fixed].half().requires_grad_()
+    with torch.no_grad():
+        wide.chunk(2)[1 - fixed].copy_(passes[1 - fixed])
+    found, wanted = fused.compare(labels, *passes), by_torch(wide, labels)
+    assert all(error(one, other) < 1e-5 for one, other in zip(found, wanted, strict=True))
+    slope = gradients(found, passes[1 - fixed])
+    assert slope.dtype == torch.float16
+    assert error(slope, gradients(wanted, wide).chunk(2)[1 - fixed]) < GRADIENTS[torch.float16]
+
+
 @pytest.mark.parametrize("classes", [10, 2048])
 def test_tiles_do_not_matter(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = problem(3, classes)
-    whole = fused.compare(logits, labels)
+    whole = halves(logits, labels)
     monkeypatch.setattr(losses, "LONGEST_TILE", 8)
-    parts = fused.compare(logits, labels)
+    parts = halves(logits, labels)
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradients(parts, logits), gradients(whole, logits), rtol=1e-5, atol=1e-6)
 
@@ -66,7 +100,7 @@ def test_a_common_offset_costs_no_digits(offset: int) -> None:
         logits[torch.arange(4), labels.clamp_min(0)] += 10  # sure answers
         logits += offset
     wide = logits.detach().double().requires_grad_()
-    ours, theirs = fused.compare(logits, labels), by_torch(wide, labels)
+    ours, theirs = halves(logits, labels), by_torch(wide, labels)
     torch.testing.assert_close(ours[0].double(), theirs[0], rtol=1e-3, atol=1e-9)
     assert error(gradients(ours, logits), gradients(theirs, wide)) < 1e-4
 
@@ -101,17 +135,18 @@ def test_a_shift_of_one_pass_costs_few_digits() -> None:
     logits, labels = problem(64, 30)
     with torch.no_grad():
         logits[64:] = logits[:64] + 0.01 * logits[64:] + 4
-    expected = by_torch(logits.double(), labels)[1]
-    assert (fused.compare(logits, labels)[1] - expected).abs().max() < 2e-4 * expected.max()
+    expected = by_torch(logits.double(), labels).symmetric_N
+    assert (halves(logits, labels).symmetric_N - expected).abs().max() < 2e-4 * expected.max()
 
 
 def test_two_like_passes_diverge_by_nothing() -> None:
     logits, labels = problem(4, 700)
     with torch.no_grad():
         logits[4:] = logits[:4]
-    divergences = fused.compare(logits, labels)[1]
-    assert not divergences.any()
-    assert not torch.autograd.grad(divergences.sum(), logits)[0].any()
+    found = halves(logits, labels)
+    assert not found.forth_N.any()
+    assert not found.back_N.any()
+    assert not torch.autograd.grad(found.symmetric_N.sum(), logits)[0].any()
 
 
 def test_absent_answers_have_no_part() -> None:
@@ -120,7 +155,7 @@ def test_absent_answers_have_no_part() -> None:
         logits[:, 3] = -1e4
         labels[:] = 1
     wide = logits.detach().double().requires_grad_()
-    found, wanted = fused.compare(logits, labels), by_torch(wide, labels)
+    found, wanted = halves(logits, labels), by_torch(wide, labels)
     torch.testing.assert_close(found[0].double(), wanted[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradients(found, logits).double(), gradients(wanted, wide), rtol=1e-5, atol=1e-6)
 
@@ -142,7 +177,7 @@ def test_rows_and_labels_that_do_not_fit_are_refused(logits: int, labels: int, p
     """Past the end of either lies other memory."""
     given = torch.zeros(logits, 4, device=DEVICE), torch.zeros(labels, dtype=torch.long, device=DEVICE)
     with pytest.raises(ValueError, match="logits do not fit"):
-        (fused.compare if pair else fused.cross_entropies)(*given)
+        (halves if pair else fused.cross_entropies)(*given)
 
 
 @pytest.mark.parametrize("classes", [3, 16, 30522])
@@ -163,16 +198,16 @@ def test_labels_and_logits_may_lie_apart() -> None:
     logits, labels = problem(4, 7)
     apart = torch.cat([logits.detach(), logits.detach()], 1)[:, :7].requires_grad_()
     spread = torch.stack([labels, labels], 1)[:, 0]
-    ours, theirs = fused.compare(apart, spread), fused.compare(logits, labels)
+    ours, theirs = halves(apart, spread), halves(logits, labels)
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
     assert torch.equal(gradients(ours, apart), gradients(theirs, logits))
 
 
 def test_without_a_row_both_are_empty_and_pass_no_gradient() -> None:
     logits = torch.zeros(0, 7, requires_grad=True, device=DEVICE)
-    entropies, divergences = fused.compare(logits, torch.zeros(0, dtype=torch.long, device=DEVICE))
-    assert entropies.shape == divergences.shape == (0,)
-    (entropies.sum() + divergences.sum()).backward()
+    found = halves(logits, torch.zeros(0, dtype=torch.long, device=DEVICE))
+    assert all(loss.shape == (0,) for loss in found)
+    torch.stack([loss.sum() for loss in found]).sum().backward()
 
 
 def test_a_second_derivative_is_refused() -> None:
@@ -196,19 +231,28 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     monkeypatch.setattr(fused, "_losses_work", lambda *_: True)
     monkeypatch.setattr(fused, "_works", lambda *_: False)  # attention's, which take their time
     found: list[bool] = []
-    right = losses.Entropies.apply
+    right = losses.Losses.apply
 
     def noted(*args: Any) -> Any:
-        found.append(args[2])
+        found.append(args[1])
         return right(*args)
 
-    monkeypatch.setattr(losses.Entropies, "apply", noted)
+    monkeypatch.setattr(losses.Losses, "apply", noted)
     return found
 
 
 @pytest.mark.parametrize(
     ("name", "of_pairs"),
-    [("vanilla", [False]), ("asa", [True]), ("r_drop", [False, False]), ("random_mask", [False, True])],
+    [
+        ("vanilla", [False]),
+        ("asa", [True]),
+        ("r_drop", [True]),
+        ("random_mask", [False, True]),
+        ("smart", [True] * 3),
+        ("alum", [True] * 2),
+        ("r3f", [True]),
+        ("vat", [True, False, True]),
+    ],
 )
 @pytest.mark.parametrize("kind", ["mlm", "classification", "choice", "token"])
 def test_methods_take_them(
@@ -217,7 +261,8 @@ def test_methods_take_them(
     terms = [step(name, kind)]
     monkeypatch.setattr(fused, "DEVICES", set())
     terms.append(step(name, kind))
-    assert launches == of_pairs
+    sentences = [True] if kind == "mlm" and name in ("asa", "random_mask") else []
+    assert launches == of_pairs + sentences
     torch.testing.assert_close(terms[0], terms[1], rtol=1e-4, atol=1e-5)
 
 
@@ -242,7 +287,7 @@ def test_the_kernels_are_tried_before_they_are_used(dtype: torch.dtype) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("wrong", range(5))
+@pytest.mark.parametrize("wrong", range(7))
 def test_kernels_that_compute_something_else_are_told_and_left_alone(
     wrong: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -256,7 +301,7 @@ def test_kernels_that_compute_something_else_are_told_and_left_alone(
     out = torch.zeros(4, 3, requires_grad=True, device=DEVICE)
     try:
         assert not fused.losses_supported(out)
-        assert compared.compare(out, torch.zeros(2, dtype=torch.long, device=DEVICE))[1].shape == (2,)
+        assert compared.compare_halves(out, torch.zeros(2, dtype=torch.long, device=DEVICE))[1].shape == (2,)
     finally:
         fused._losses_work.cache_clear()
     (message,) = caplog.messages
@@ -270,7 +315,7 @@ def test_what_cannot_be_compiled_is_told_once_and_left_alone(
     def refuse(*args: Any) -> None:
         raise RuntimeError("Failed to find C compiler.\nPlease specify one")
 
-    monkeypatch.setattr(losses.Entropies, "apply", refuse)
+    monkeypatch.setattr(losses.Losses, "apply", refuse)
     fused._losses_work.cache_clear()
     try:
         assert not any(fused.losses_supported(torch.zeros(4, 3, device=DEVICE)) for _ in range(2))
