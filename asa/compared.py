@@ -37,20 +37,24 @@ class Compared(NamedTuple):
 
 def compare(p_NC: Tensor, q_NC: Tensor, labels_N: Tensor | None = None) -> Compared:
     """Args: the logits of two passes over the same rows, of any type each; labels of both, none: no entropy counts."""
-    return _compared(labels_N, p_NC, q_NC)
+    return _compared((p_NC, q_NC), labels_N)
 
 
 def compare_halves(logits_2NC: Tensor, labels_N: Tensor | None = None) -> Compared:
     """The same where the second pass's rows follow the first's in one tensor: its gradient is made in one piece."""
-    return _compared(labels_N, logits_2NC)
+    return _compared((logits_2NC,), labels_N)
 
 
-def _compared(labels_N: Tensor | None, *given: Tensor) -> Compared:
+def _compared(given: tuple[Tensor, ...], labels_N: Tensor | None) -> Compared:
+    rows = sum(map(len, given)) // 2
     if labels_N is None:
-        rows = sum(map(len, given)) // 2
         labels_N = torch.full((rows,), IGNORE, device=given[0].device)
-    taken = fused.compare if all(map(fused.losses_supported, given)) else _Compare.apply
-    return Compared(*taken(labels_N, *given))
+    if labels_N.shape != (rows,) or given[0].shape != given[-1].shape:
+        told = " and ".join(str(list(logits.shape)) for logits in given)
+        raise ValueError(f"{told} logits do not fit {list(labels_N.shape)} labels")
+    if all(map(fused.losses_supported, given)):
+        return Compared(*fused.compare(given, labels_N))
+    return Compared(*_Compare.apply(labels_N, *given))
 
 
 class _Compare(Function):
@@ -63,7 +67,7 @@ class _Compare(Function):
         # Of each row: the cross entropies; log sum exp p - log sum exp q; and the means of log p - log q under p and q.
         entropies_2N, means_2N = torch.empty(2, 2, len(labels_N), dtype=wide, device=labels_N.device)
         aparts_N = torch.empty_like(means_2N[0])
-        for rows in _portions(*passes):
+        for rows in _portions(passes[0]):
             x_NC, y_NC = (logits_NC[rows].to(wide) for logits_NC in passes)
             probs_2NC = _softmax(x_NC, y_NC)
             # Of log sum exp the largest logit and the rest apart: what all logits of a row have in common would cost
@@ -95,7 +99,7 @@ class _Compare(Function):
         needed = zip(given, ctx.needs_input_grad[1:], strict=True)
         found = [torch.empty_like(one, dtype=means_2N.dtype) if need else None for one, need in needed]
         passes, slopes = _passes(given, len(labels_N)), _passes(found, len(labels_N))
-        for rows in _portions(*passes):
+        for rows in _portions(passes[0]):
             x_NC, y_NC = (logits_NC[rows].to(means_2N.dtype) for logits_NC in passes)
             p_NC, q_NC = _softmax(x_NC, y_NC)
             gap_NC = (x_NC - y_NC).sub_(aparts_N[rows].unsqueeze(-1))
@@ -138,9 +142,8 @@ def _index(labels_N: Tensor) -> Tensor:
     return labels_N.masked_fill(labels_N == IGNORE, 0).unsqueeze(-1)
 
 
-def _portions(p_NC: Tensor, q_NC: Tensor) -> Iterator[slice]:
+def _portions(logits_NC: Tensor) -> Iterator[slice]:
     """Rows that are treated together."""
-    assert p_NC.shape == q_NC.shape
-    rows, classes = p_NC.shape
-    step = max(1, CACHED // classes) if p_NC.device.type == "cpu" else max(1, rows)
+    rows, classes = logits_NC.shape
+    step = max(1, CACHED // classes) if logits_NC.device.type == "cpu" else max(1, rows)
     return (slice(start, start + step) for start in range(0, rows, step))

@@ -1,4 +1,4 @@
-"""Task losses, divergences and the penalty: pure functions of logits, in fp32.
+"""Task losses, divergences and the penalty: pure functions of logits, in fp32 (divergences of fp64 logits in fp64).
 
 Every loss is a sum over its units divided by the units of the whole optimizer step (Batch.total_*): added up over
 micro-batches and ranks it is the mean over the step. A divergence of two passes needs no label and counts the rows of

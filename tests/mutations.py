@@ -79,8 +79,8 @@ MUTATIONS = (
     Mutation(
         "a fixed target learns",
         "losses.py",
-        "clean_NC = clean_NC.detach()",
-        "clean_NC = clean_NC.clone()",
+        "clean = clean.detach()",
+        "clean = clean.clone()",
         "asa/test_losses.py::test_with_stop_gradient_the_clean_pass_learns_nothing",
     ),
     Mutation(

@@ -161,7 +161,7 @@ def cross_entropies(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
     return Losses.apply(labels_N, False, logits_NC)
 
 
-def compare(labels_N: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+def compare(given: Sequence[Tensor], labels_N: Tensor) -> tuple[Tensor, ...]:
     """What asa.compared.Compared holds, in fp32; entropies at a label that is no class are NaN. Args: the logits of two
     passes, 2NC or two NC."""
     from asa.fused.losses import Losses

@@ -32,10 +32,11 @@ class Losses(Function):
         labels_N, given = labels_N.contiguous(), tuple(logits.contiguous() for logits in given)
         _check(labels_N, pair, given)
         rows, classes = len(labels_N), given[0].shape[-1]
-        entropies, tops, logs, means = torch.empty(4, 1 + pair, rows, dtype=torch.float32, device=labels_N.device)
-        found = entropies, tops, logs, means
-        run(entropy_kernel, (rows,), *_passes(given, pair), labels_N, *found, rows, classes, **tile(classes, pair))
-        ctx.save_for_backward(labels_N, tops, logs, means, *given)
+        results = [torch.empty(1 + pair, rows, dtype=torch.float32, device=labels_N.device) for _ in range(4)]
+        sizes = rows, _behind(given, rows), classes
+        run(entropy_kernel, (rows,), given[0], given[-1], labels_N, *results, *sizes, **tile(classes, pair))
+        entropies, *saved, means = results
+        ctx.save_for_backward(labels_N, *saved, means, *given)
         ctx.pair = pair
         if not pair:
             return entropies[0].clone()
@@ -44,31 +45,25 @@ class Losses(Function):
     @staticmethod
     @first_only("fused losses")
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        labels_N, *saved = ctx.saved_tensors
-        given, rows = saved[3:], len(labels_N)
-        classes = given[0].shape[-1]
+        labels_N, tops, logs, means, *given = ctx.saved_tensors
+        rows, classes = len(labels_N), given[0].shape[-1]
         pitch = ALIGNED * parts(classes, ALIGNED)
         needed = zip(given, ctx.needs_input_grad[2:], strict=True)
         found = [one.new_empty(len(one), pitch)[:, :classes] if need else None for one, need in needed]
-        passes, slopes = _passes(given, ctx.pair), _passes(found, ctx.pair)
-        wanted = {"OF_P": slopes[0] is not None, "OF_Q": ctx.pair and slopes[1] is not None}
+        wanted = {"OF_P": found[0] is not None, "OF_Q": ctx.pair and found[-1] is not None}
         # What a kernel does not look at is any tensor.
-        operands = [grad.contiguous() for grad in grads] * (1 if ctx.pair else 4)
-        operands += [labels_N if slope is None else slope for slope in slopes]
+        slopes = [grad.contiguous() for grad in grads] * (1 if ctx.pair else 4)
+        targets = [labels_N if one is None else one for one in (found[0], found[-1])]
         settings = tile(classes, ctx.pair)
-        grid = (rows, parts(classes, settings["T"]))
-        run(gradient_kernel, grid, *passes, labels_N, *saved[:3], *operands, rows, classes, pitch, **wanted, **settings)
+        grid, sizes = (rows, parts(classes, settings["T"])), (rows, _behind(given, rows), classes, pitch)
+        operands = (given[0], given[-1], labels_N, tops, logs, means, *slopes, *targets)
+        run(gradient_kernel, grid, *operands, *sizes, **wanted, **settings)
         return None, None, *found
 
 
-def _passes(given: Sequence[Any], pair: bool) -> Sequence[Any]:
-    """Both passes' parts, of one tensor or two; where there is one pass, twice that."""
-    if len(given) > 1:
-        return given
-    if not pair or given[0] is None:
-        return [given[0]] * 2
-    rows = len(given[0]) // 2
-    return given[0][:rows], given[0][rows:]
+def _behind(given: Sequence[Tensor], rows: int) -> int:
+    """How many rows of its tensor lie before the second pass."""
+    return rows if len(given) == 1 else 0
 
 
 def _check(labels_N: Tensor, pair: bool, given: Sequence[Tensor]) -> None:

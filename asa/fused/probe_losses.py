@@ -57,6 +57,6 @@ def _told(both: tuple[Tensor, ...], alone_N: Tensor, logits_2NC: Tensor) -> tupl
     """The losses with gradients to the logits, each row of each loss by a weight of its own."""
     weights_N = torch.arange(1.0, 1 + ROWS, device=logits_2NC.device)
     whole = torch.stack([(loss_N * (n + weights_N)).sum() for n, loss_N in enumerate(both)]).sum()
-    (of_both,) = torch.autograd.grad(whole, logits_2NC)
+    (of_both,) = torch.autograd.grad(whole, logits_2NC, retain_graph=True)  # which torch's two share
     (of_one,) = torch.autograd.grad((alone_N * weights_N).sum(), logits_2NC)
     return *both, of_both, alone_N, of_one

@@ -14,6 +14,9 @@ from asa.batch import IGNORE
 # N rows, C classes or words of the vocabulary; T of one tile; p and q are the distributions of two passes
 
 UNLABELLED = tl.constexpr(IGNORE)
+# From batch to batch: what they divide by is worth no compilation. Neither is where in its tensor a pass begins, which
+# is why that is a number and no pointer.
+CHANGING = ("rows", "behind")
 
 
 @triton.jit
@@ -37,10 +40,13 @@ def entropy(x_C, label, top, log, classes):
     return tl.where(label == UNLABELLED, 0.0, log + (top - at_label))
 
 
-@triton.jit(do_not_specialize=("rows",))
-def entropy_kernel(p, q, labels_N, entropies, tops, logs, means, rows, classes, T: tl.constexpr, PAIR: tl.constexpr):
+@triton.jit(do_not_specialize=CHANGING)
+def entropy_kernel(
+    p, q, labels_N, entropies, tops, logs, means, rows, behind, classes, T: tl.constexpr, PAIR: tl.constexpr
+):
     """Of one row of logits: cross entropy, largest logit and log of the sum of exp(logit - largest). PAIR: those of the
-    other pass behind all of the first's, and the means of log p - log q under p and q.
+    other pass behind all of the first's, and the means of log p - log q under p and q. behind: q's rows before those of
+    its pass.
 
     Largest and log stay apart: what all logits of a row have in common would cost their sum its digits.
     """
@@ -52,7 +58,7 @@ def entropy_kernel(p, q, labels_N, entropies, tops, logs, means, rows, classes, 
     tl.store(tops + row, top_p)
     tl.store(logs + row, log_p)
     if PAIR:
-        q_C = q + row.to(tl.int64) * classes
+        q_C = q + (row.to(tl.int64) + behind) * classes
         top_q, log_q = log_sum(q_C, classes, T)
         apart = (top_p - top_q) + (log_p - log_q)
         under_p, under_q = 0.0, 0.0
@@ -85,24 +91,26 @@ def log_share(x_C, column_T, inside_T, top, log):
     return (x_T - top) - log
 
 
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit(do_not_specialize=CHANGING)
 def gradient_kernel(
     p, q, labels_N, tops, logs, means, d_entropy_p_N, d_entropy_q_N, d_forth_N, d_back_N, found_p, found_q,
-    rows, classes, pitch, T: tl.constexpr, PAIR: tl.constexpr, OF_P: tl.constexpr, OF_Q: tl.constexpr,
+    rows, behind, classes, pitch, T: tl.constexpr, PAIR: tl.constexpr, OF_P: tl.constexpr, OF_Q: tl.constexpr,
 ):  # fmt: skip
     """Gradients to one tile of a row's logits, of either pass where they are asked for. pitch: from a row of found to
-    the next. PAIR: whether there is a second pass."""
+    the next. PAIR: whether there is a second pass. behind: as above, of q and of found_q."""
     row = tl.program_id(0)
     column_T = tl.program_id(1) * T + tl.arange(0, T)
     inside_T = column_T < classes
-    at, found_at = row.to(tl.int64) * classes, row.to(tl.int64) * pitch + column_T
+    at_p, at_q = row.to(tl.int64), row.to(tl.int64) + behind
     label = tl.load(labels_N + row)
-    log_p_T = log_share(p + at, column_T, inside_T, tl.load(tops + row), tl.load(logs + row))
+    log_p_T = log_share(p + at_p * classes, column_T, inside_T, tl.load(tops + row), tl.load(logs + row))
     p_T = tl.exp(log_p_T)
     task_p = task_slope(tl.load(d_entropy_p_N + row), label, classes)
     d_p_T = p_T * task_p - tl.where(column_T == label, task_p, 0.0)
     if PAIR:
-        log_q_T = log_share(q + at, column_T, inside_T, tl.load(tops + rows + row), tl.load(logs + rows + row))
+        log_q_T = log_share(
+            q + at_q * classes, column_T, inside_T, tl.load(tops + rows + row), tl.load(logs + rows + row)
+        )
         q_T = tl.exp(log_q_T)
         gap_T = log_p_T - log_q_T
         forth, back = tl.load(d_forth_N + row), tl.load(d_back_N + row)
@@ -111,6 +119,6 @@ def gradient_kernel(
             task_q = task_slope(tl.load(d_entropy_q_N + row), label, classes)
             own = forth + back * tl.load(means + rows + row) + task_q
             d_q_T = q_T * (own - back * gap_T) - forth * p_T - tl.where(column_T == label, task_q, 0.0)
-            tl.store(found_q + found_at, d_q_T.to(found_q.dtype.element_ty), mask=inside_T)
+            tl.store(found_q + at_q * pitch + column_T, d_q_T.to(found_q.dtype.element_ty), mask=inside_T)
     if OF_P:
-        tl.store(found_p + found_at, d_p_T.to(found_p.dtype.element_ty), mask=inside_T)
+        tl.store(found_p + at_p * pitch + column_T, d_p_T.to(found_p.dtype.element_ty), mask=inside_T)

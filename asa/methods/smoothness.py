@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from asa import perturb
 from asa.batch import IGNORE, Batch
-from asa.compared import compare
+from asa.compared import Compared, compare
 from asa.config import config
 from asa.engine import Engine
 from asa.losses import task_loss
@@ -51,14 +51,14 @@ def apart(one: Tensor, other: Tensor, batch: Batch) -> Tensor:
     over units / Batch.total_compared, of tokens over the labelled ones."""
     if batch.kind == "regression":
         return _squared(one, other, batch)
-    return _sum(2 * compare(one.flatten(0, -2), other.flatten(0, -2)).symmetric_N, batch)
+    return _mean(_both(compare(one.flatten(0, -2), other.flatten(0, -2))), batch)
 
 
 def towards(target: Tensor, learner: Tensor, batch: Batch) -> Tensor:
     """KL(target || learner) of two passes' logits, for a regression their squared difference; summed like `apart`."""
     if batch.kind == "regression":
         return _squared(target, learner, batch)
-    return _sum(compare(target.flatten(0, -2), learner.flatten(0, -2)).forth_N, batch)
+    return _mean(compare(target.flatten(0, -2), learner.flatten(0, -2)).forth_N, batch)
 
 
 def learned(one: Output, other: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,14 +67,18 @@ def learned(one: Output, other: Output, batch: Batch) -> tuple[Tensor, Tensor, T
         return task_loss(one, batch), task_loss(other, batch), _squared(one.logits, other.logits, batch)
     found = compare(one.logits.flatten(0, -2), other.logits.flatten(0, -2), batch.labels.flatten())
     first, second = (one_N.sum() / batch.total_labels for one_N in (found.entropy_p_N, found.entropy_q_N))
-    return first, second, _sum(2 * found.symmetric_N, batch)
+    return first, second, _mean(_both(found), batch)
+
+
+def _both(found: Compared) -> Tensor:
+    return found.forth_N + found.back_N
 
 
 def _squared(one: Tensor, other: Tensor, batch: Batch) -> Tensor:
     return F.mse_loss(one.float(), other.float(), reduction="sum") / batch.total_compared
 
 
-def _sum(per_unit_N: Tensor, batch: Batch) -> Tensor:
+def _mean(per_unit_N: Tensor, batch: Batch) -> Tensor:
     if batch.kind == "token":
         per_unit_N = per_unit_N * (batch.labels.flatten() != IGNORE)
     return per_unit_N.sum() / batch.total_compared
@@ -86,13 +90,12 @@ def noise(engine: Engine, batch: Batch, options: SmoothConfig) -> Tensor:
     return perturb.gaussian(room(engine, batch), options.noise)
 
 
-def worst(engine: Engine, batch: Batch, clean: Tensor, start_RLD: Tensor, options: SmoothConfig) -> Tensor:
-    """The perturbation RLD that projected ascent finds to drive the prediction furthest from `clean`, logits; a
-    constant."""
+def worst(engine: Engine, batch: Batch, clean: Output, start_RLD: Tensor, options: SmoothConfig) -> Tensor:
+    """The perturbation RLD that projected ascent finds to drive the prediction furthest from `clean`; a constant."""
     where, delta_RLD = room(engine, batch), start_RLD.requires_grad_()
     for _ in range(options.ascents):
         reached = engine.probe(batch, Perturb(embed_BLD=delta_RLD)).logits
-        (gradient_RLD,) = engine.ascend(apart(clean.detach(), reached, batch), (delta_RLD,))
+        (gradient_RLD,) = engine.ascend(apart(clean.logits.detach(), reached, batch), (delta_RLD,))
         step_RLD = perturb.direction(gradient_RLD, where, "linf") * options.step_size
         moved_RLD = delta_RLD.detach() + step_RLD
         delta_RLD = perturb.project(moved_RLD, where, "linf", options.radius).requires_grad_()
@@ -106,6 +109,6 @@ def smooth(
     gradient, the perturbation does not."""
     if start_RLD is None:
         return {"task": task_loss(clean, batch)}
-    delta_RLD = worst(engine, batch, clean.logits, start_RLD, options)
+    delta_RLD = worst(engine, batch, clean, start_RLD, options)
     task, _, distance = learned(clean, engine.forward(batch, Perturb(embed_BLD=delta_RLD)), batch)
     return {"task": task, "smooth": options.weight * distance}

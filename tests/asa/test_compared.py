@@ -202,6 +202,12 @@ def test_a_label_that_is_no_class_is_refused() -> None:
         compare_halves(logits, labels)
 
 
+@pytest.mark.parametrize(("rows", "other", "labels"), [(4, 4, 6), (4, 4, 3), (4, 3, 4), (4, 1, 4)])
+def test_rows_and_labels_that_do_not_fit_are_refused(rows: int, other: int, labels: int) -> None:
+    with pytest.raises(ValueError, match="logits do not fit"):
+        compare(torch.zeros(rows, 9), torch.zeros(other, 9), torch.zeros(labels, dtype=torch.long))
+
+
 def test_a_second_derivative_is_refused() -> None:
     """Which torch would have made up: 0, without a word."""
     logits, labels = case(3, 5, torch.float64)

@@ -139,7 +139,7 @@ def test_a_trial_that_fails_is_no_step_by_the_kernels(monkeypatch: pytest.Monkey
     def refuse(*args: Any) -> None:
         raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr(losses.Entropies, "apply", refuse)
+    monkeypatch.setattr(losses.Losses, "apply", refuse)
     monkeypatch.setattr(fused, "_fits", lambda *args: True)
     fused._losses_work.cache_clear()
     shape = bert_config(1, 64, "sdpa")

@@ -35,7 +35,7 @@ TYPES |= dict.fromkeys(("entropies", "tops", "logs", "means"), "*fp32")
 TYPES |= dict.fromkeys(("d_entropy_p_N", "d_entropy_q_N", "d_forth_N", "d_back_N"), "*fp32")
 TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale"), "fp32")
 TYPES |= dict.fromkeys(("heads", "length", "width", "mask_width", "words", "threshold"), "i32")
-TYPES |= dict.fromkeys(("rows", "classes", "pitch"), "i32")
+TYPES |= dict.fromkeys(("rows", "behind", "classes", "pitch"), "i32")
 
 # Of the type that the kernels are compiled for.
 OPERANDS = {"q", "k", "v", "out", "do", "dq", "dk", "dv", "p", "found_p", "found_q"}

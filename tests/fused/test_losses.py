@@ -29,12 +29,12 @@ GRADIENTS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def halves(logits: Tensor, labels: Tensor) -> Compared:
-    return Compared(*fused.compare(labels, logits))
+    return Compared(*fused.compare((logits,), labels))
 
 
 def two(logits: Tensor, labels: Tensor) -> Compared:
     """By two tensors, which lie elsewhere."""
-    return Compared(*fused.compare(labels, *(half.clone() for half in logits.chunk(2))))
+    return Compared(*fused.compare([half.clone() for half in logits.chunk(2)], labels))
 
 
 both_ways = pytest.mark.parametrize("compare", [halves, two])
@@ -76,7 +76,7 @@ def test_a_pass_that_is_a_fixed_target_gets_no_gradient(fixed: int) -> None:
     passes[1 - fixed] = passes[1 - fixed].half().requires_grad_()
     with torch.no_grad():
         wide.chunk(2)[1 - fixed].copy_(passes[1 - fixed])
-    found, wanted = fused.compare(labels, *passes), by_torch(wide, labels)
+    found, wanted = fused.compare(passes, labels), by_torch(wide, labels)
     assert all(error(one, other) < 1e-5 for one, other in zip(found, wanted, strict=True))
     slope = gradients(found, passes[1 - fixed])
     assert slope.dtype == torch.float16
@@ -180,6 +180,26 @@ def test_rows_and_labels_that_do_not_fit_are_refused(logits: int, labels: int, p
         (halves if pair else fused.cross_entropies)(*given)
 
 
+@both_ways
+def test_another_number_of_rows_is_no_other_kernel(
+    compare: Callable[[Tensor, Tensor], Compared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton compiles anew for a pointer that is no multiple of 16 bytes."""
+    pointers: list[int] = []
+    right = losses.run
+
+    def noted(kernel: Any, grid: Any, *args: Any, **settings: Any) -> None:
+        pointers.extend(arg.data_ptr() for arg in args if isinstance(arg, Tensor))
+        right(kernel, grid, *args, **settings)
+
+    monkeypatch.setattr(losses, "run", noted)
+    for rows in (2, 3, 4):
+        logits, labels = problem(rows, 7, torch.float16)
+        gradients(compare(logits, labels), logits)
+    assert pointers
+    assert not any(pointer % 16 for pointer in pointers)
+
+
 @pytest.mark.parametrize("classes", [3, 16, 30522])
 def test_rows_of_the_gradient_begin_where_matrix_units_read_fast(classes: int) -> None:
     """And the head's products take it as it lies: a copy would cost more than it brings."""
@@ -252,6 +272,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("alum", [True] * 2),
         ("r3f", [True]),
         ("vat", [True, False, True]),
+        ("smart_released", [False, True, True]),
     ],
 )
 @pytest.mark.parametrize("kind", ["mlm", "classification", "choice", "token"])
