@@ -49,7 +49,7 @@ def _compared(given: tuple[Tensor, ...], labels_N: Tensor | None) -> Compared:
     rows = sum(map(len, given)) // 2
     if labels_N is None:
         labels_N = torch.full((rows,), IGNORE, device=given[0].device)
-    if labels_N.shape != (rows,) or given[0].shape != given[-1].shape:
+    if labels_N.shape != (rows,) or sum(map(len, given)) != 2 * rows or given[0].shape != given[-1].shape:
         told = " and ".join(str(list(logits.shape)) for logits in given)
         raise ValueError(f"{told} logits do not fit {list(labels_N.shape)} labels")
     if all(map(fused.losses_supported, given)):

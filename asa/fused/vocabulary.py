@@ -14,8 +14,8 @@ from asa.batch import IGNORE
 # N rows, C classes or words of the vocabulary; T of one tile; p and q are the distributions of two passes
 
 UNLABELLED = tl.constexpr(IGNORE)
-# From batch to batch: what they divide by is worth no compilation. Neither is where in its tensor a pass begins, which
-# is why that is a number and no pointer.
+# From batch to batch: what they divide by is worth no compilation. Neither is where a second pass begins in a tensor of
+# both, which is why that is a number and no pointer.
 CHANGING = ("rows", "behind")
 
 

@@ -1,5 +1,5 @@
 """How far apart two passes over a batch predict, and the perturbation that drives them apart: what the methods share
-that need no label for their adversary (SMART, ALUM, R3F, R-Drop)."""
+that need no label for their adversary (SMART as published and as released, ALUM, VAT, R3F, R-Drop)."""
 
 from typing import Annotated
 

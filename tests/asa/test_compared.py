@@ -208,6 +208,14 @@ def test_rows_and_labels_that_do_not_fit_are_refused(rows: int, other: int, labe
         compare(torch.zeros(rows, 9), torch.zeros(other, 9), torch.zeros(labels, dtype=torch.long))
 
 
+def test_an_odd_number_of_rows_is_no_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a portion ends with the first pass, nobody would come to the last row."""
+    monkeypatch.setattr(compared, "CACHED", 27)
+    for labels in (None, torch.zeros(3, dtype=torch.long)):
+        with pytest.raises(ValueError, match="logits do not fit"):
+            compare_halves(torch.zeros(7, 9), labels)
+
+
 def test_a_second_derivative_is_refused() -> None:
     """Which torch would have made up: 0, without a word."""
     logits, labels = case(3, 5, torch.float64)
