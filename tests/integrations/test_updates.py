@@ -74,7 +74,7 @@ class Seeded(AdversarialTrainer):
 )
 def test_the_updates_are_those_of_our_own_engine(method: str, kind: Kind, tmp_path: Path) -> None:
     # reversal 1 makes the adversary's gradient the larger one, so that clipping without it would show; at a distance of
-    # 1e-3 VAT's direction is half made of rounding, at 0.1 in a millionth, which one draw in 300 shows in the weights.
+    # 1e-3 VAT's direction is half made of rounding, at 0.1 in a millionth, which few draws show in the weights.
     options = MethodsConfig(asa=ASAConfig(reversal=1.0), vat=VATConfig(distance=1.0))
     data = rows(kind, 12)
     args = arguments(tmp_path, max_steps=3, train_sampling_strategy="sequential", optim="adamw_torch_fused")
