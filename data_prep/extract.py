@@ -29,7 +29,7 @@ def text(config: TextConfig) -> None:
         work = partial(write_part, config.min_chars)
         facts = count_up(space.run("text", work, parts[index::count], space.out, config.workers))
         if not facts["kept"] and count == 1:
-            why = f"every one was dropped: {facts['dropped']}" if facts["dropped"] else "there are no pages in it"
+            why = f"every one was dropped: {facts['dropped']}" if facts["dropped"] else "no pages and no text in it"
             raise Fruitless(f"{', '.join(found)}: no documents in it ({why}); give a pages-articles dump or text")
         manifest.write(space.out, "documents", {"documents": facts, **made_from})
     print_documents(facts["kept"], facts["dropped"])

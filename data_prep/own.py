@@ -41,11 +41,16 @@ def row_groups(path: Path, size: int) -> Iterator[tuple[int, int, int]]:
             first, weight = group + 1, 0
 
 
-def document(row: Any, place: str) -> Document:
-    """A row as a document; `place` stands for an id it lacks, the id for a title it lacks."""
+def document(row: Any, place: str, source: str | Path) -> Document:
+    """A row as a document; `place` stands for an id it lacks, the id for a title it lacks.
+
+    Raises: WorkError, with the source, for a row without text.
+    """
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
-        raise WorkError(f"{place} has no text: each row must be an object with the key text, a string; mend the file")
+        raise WorkError(
+            f"{source}: {place} has no text: each row must be an object with the key text, a string; mend the file"
+        )
     given = row.get("id")
     name = place if given in (None, "") else sound(str(given))
     return Document(name, sound(str(row.get("title") or name)), sound(text).strip())
@@ -56,14 +61,16 @@ def _jsonl(span: Span, label: str) -> Iterator[Document]:
         if place >= span.stop:
             return
         if line.strip():
-            yield _parsed(line, f"{label}:{place}")
+            yield _parsed(line, f"{label}:{place}", span.path)
 
 
-def _parsed(line: bytes, place: str) -> Document:
+def _parsed(line: bytes, place: str, path: Path) -> Document:
+    if b"\0" in line:  # JSON spells a zero; bare ones are UTF-16 or UTF-32
+        raise WorkError(f"{path}: {place} is not UTF-8; convert it to UTF-8")
     try:
-        return document(json.loads(line), place)
+        return document(json.loads(line), place, path)
     except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
-        raise WorkError(f"{place} is no JSON ({error}); mend the file") from None
+        raise WorkError(f"{path}: {place} is no JSON ({error}); mend the file") from None
 
 
 def _zst(span: Span, label: str) -> Iterator[Document]:
@@ -72,7 +79,7 @@ def _zst(span: Span, label: str) -> Iterator[Document]:
     with _damage(span.path), pa.CompressedInputStream(pa.OSFile(str(span.path)), "zstd") as stream:
         for number, line in enumerate(io.BufferedReader(stream)):
             if line.strip():
-                yield _parsed(line, f"{label}:line {number + 1}")
+                yield _parsed(line, f"{label}:line {number + 1}", span.path)
 
 
 def _txt(span: Span, label: str) -> Iterator[Document]:
@@ -81,7 +88,8 @@ def _txt(span: Span, label: str) -> Iterator[Document]:
     for place, line in _lines(span):
         if place >= span.stop and not fresh:
             return
-        if line.strip():
+        # Decoded, for an empty line may hold any of Unicode's spaces.
+        if line.decode("utf-8", "replace").strip():
             if fresh and not lines:
                 begun = place
             lines += [line] if fresh or lines else []
@@ -106,6 +114,9 @@ def _paragraphs(lines: list[bytes], path: Path, label: str, begun: int) -> Docum
         text, wrong = "", error.start
     if wrong >= 0:
         raise WorkError(f"{path} is not UTF-8 at byte {begun + wrong}; convert it to UTF-8")
+    # Read as one document it would lose its cuts without a word.
+    if any(b"\r\r" in line.strip() for line in lines):
+        raise WorkError(f"{path} has the line ends of classic Mac OS (CR alone); convert them to LF")
     # Editors on Windows put a byte-order mark at the beginning.
     text = text if begun else text.removeprefix("\ufeff")
     return Document(place, place, text.replace("\r\n", "\n").strip())
@@ -135,7 +146,7 @@ def _parquet(span: Span, label: str) -> Iterator[Document]:
         wanted = [name for name in ("id", "title", "text") if name in file.schema_arrow.names]
         for batch in file.iter_batches(256, list(range(span.start, span.stop)), wanted):
             for row in batch.to_pylist():
-                yield document(row, f"{label}:{span.start}:{number}")
+                yield document(row, f"{label}:{span.start}:{number}", span.path)
                 number += 1
 
 

@@ -149,5 +149,5 @@ def documents(task: Task, dropped: Counter[str], min_chars: int) -> Iterator[Doc
 def _given(task: Task) -> Iterator[Document]:
     if hub.is_hub(task.source):
         rows = enumerate(hub.rows(task.source, task.start))
-        return (own.document(row, f"{task.label}#{task.start}:{number}") for number, row in rows)
+        return (own.document(row, f"{task.label}#{task.start}:{number}", task.source) for number, row in rows)
     return own.documents(task.span, task.label)

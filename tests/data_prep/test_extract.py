@@ -154,6 +154,9 @@ def test_a_dump_without_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_documents_that_are_all_dropped_are_no_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "few.txt").write_text("")
+    assert run("text", tmp_path / "few.txt", "--out", tmp_path / "out") == 1
+    assert "no text in it" in one_line(capsys)
     (tmp_path / "few.txt").write_text("Too short.\n")
     assert run("text", tmp_path / "few.txt", "--out", tmp_path / "out") == 1
     assert "every one was dropped" in one_line(capsys)

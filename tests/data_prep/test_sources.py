@@ -96,6 +96,13 @@ def test_text_of_other_editors(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\r\ntwo\r\n\r\nthree\r\n".encode())
     assert [document.text for document in read(path, min_chars=1)] == ["one\ntwo", "three"]
+    path.write_text("one\n\u00a0\u2003\ntwo\u00a0\n\u00a0three\n")
+    assert [document.text for document in read(path, min_chars=1)] == ["one", "two\u00a0\n\u00a0three"]
+    path.write_bytes(b"one\rtwo\r\rthree\r")
+    with pytest.raises(WorkError, match=r"a\.txt has the line ends of classic Mac OS"):
+        read(path, min_chars=1)
+    path.write_bytes(b"one\r\r\n\r\r\ntwo\r\r\n")  # as a Windows program writes what has its line ends already
+    assert [document.text for document in read(path, min_chars=1)] == ["one", "two"]
     path.write_bytes(b"one\n\ncaf\xe9\n")
     with pytest.raises(WorkError, match=r"a\.txt is not UTF-8 at byte 8"):
         read(path, min_chars=1)
@@ -195,8 +202,15 @@ NESTED = '{"text": "x", "more": ' + "[" * 200_000 + "]" * 200_000 + "}"
 )
 def test_a_row_that_is_no_document(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
-    with pytest.raises(WorkError, match=r"a\.jsonl:17 .*mend the file"):
+    with pytest.raises(WorkError, match=rf"{tmp_path}/a\.jsonl: a\.jsonl:17 .*mend the file"):
         read(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+def test_rows_in_another_encoding(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"text": "one"}\n{"text": "two"}\n'.encode(encoding))
+    with pytest.raises(WorkError, match=rf"{tmp_path}/a\.jsonl: .* is not UTF-8; convert it"):
+        read(tmp_path / "a.jsonl", min_chars=1)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.parquet"])

@@ -89,6 +89,12 @@ def test_the_file_is_sound_bash_and_says_what_was_asked_for(job: Path) -> None:
     assert lines[1 : 1 + len(options)] == [f"#SBATCH {option}" for option in options]
 
 
+def test_a_percent_sign_in_the_folders_name_is_none_of_slurms(tmp_path: Path) -> None:
+    text = slurm.job(ClusterOptions(slurm=True, nproc=1), tmp_path / "100%j", ["pretrain"])
+    assert f"#SBATCH --output={tmp_path}/100%%j/slurm-%j.log" in text.splitlines()
+    assert f"mkdir -p {tmp_path}/100%j || exit 1" in text.splitlines()
+
+
 def test_every_machine_gets_the_launcher_with_all_machines_and_its_own_number(start: Start, tmp_path: Path) -> None:
     assert start("0").wait(30) == 0
     arguments = (tmp_path / "arguments").read_text()
