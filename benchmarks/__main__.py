@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-COMMANDS = ("flops", "step-time", "memory", "finetune-throughput", "scaling", "startup", "upkeep")
+COMMANDS = ("flops", "traffic", "step-time", "memory", "finetune-throughput", "scaling", "startup", "upkeep")
 COMMANDS += ("data-prep", "tokenize", "reader")
 
 
