@@ -162,8 +162,9 @@ class Adversary(nn.Module):
         if self.heads > 1 or not merges(h_BLD.shape):
             wide = [(x.weight.to(h_BLD.dtype), x.bias.to(h_BLD.dtype)) for x in (query, key)]
             return F.linear(h_BLD, *wide[0]), F.linear(h_BLD, *wide[1]), None
-        # Copies: the backward pass needs them, before which ZeRO 3 takes back what it had gathered.
-        parts = (x.to(h_BLD.dtype, copy=True) for x in (query.weight, query.bias, key.weight, key.bias))
+        # Copies under ZeRO 3, which takes back what it has gathered; elsewhere four launches a layer for nothing.
+        copied = hasattr(query.weight, "ds_id")
+        parts = (x.to(h_BLD.dtype, copy=copied) for x in (query.weight, query.bias, key.weight, key.bias))
         query_DD, query_D, key_DD, key_D = parts
         q_BLD = F.linear(h_BLD, key_DD.T @ query_DD, query_D @ key_DD)
         return q_BLD, h_BLD, h_BLD @ (key_D @ query_DD) + query_D @ key_D

@@ -108,10 +108,13 @@ def _sentence(clean: Output, other: Output, config: ASAConfig) -> Tensor:
 def kept_units(keep_BLL: Tensor, pad_BL: Tensor, rows: str) -> Tensor:
     """Attended units of one layer's map (BLL, or BHLL: mean over heads, so that tau prices a pair the same), of real
     queries ("valid") or of all; at least fp32, since fp16 overflows at 65504."""
+    return counted_units(kept_keys(keep_BLL), pad_BL, rows)
+
+
+def kept_keys(keep_BLL: Tensor) -> Tensor:
+    """How many keys each query of a map (BLL, or BHLL: mean over heads) keeps, BL, at least in fp32."""
     kept_BL = (keep_BLL if keep_BLL.dtype == torch.float64 else keep_BLL.float()).sum(-1)
-    if kept_BL.dim() == 3:
-        kept_BL = kept_BL.mean(1)
-    return counted_units(kept_BL, pad_BL, rows)
+    return kept_BL.mean(1) if kept_BL.dim() == 3 else kept_BL
 
 
 def penalty(kept: Tensor, batch: Batch, tau: float) -> Tensor:
@@ -120,26 +123,26 @@ def penalty(kept: Tensor, batch: Batch, tau: float) -> Tensor:
 
 
 def counted_units(kept_BL: Tensor, pad_BL: Tensor, rows: str) -> Tensor:
-    """kept_units of a map of which is known only how many keys each query keeps."""
-    return (kept_BL * ~pad_BL if rows == "valid" else kept_BL).sum()
-
-
-def counted_share(kept_BL: Tensor, seen_BL: Tensor, pad_BL: Tensor) -> Tensor:
-    """masked_share of such a map, whose queries all see the same keys."""
-    with torch.no_grad():
-        return _missing(kept_BL, seen_BL.sum(1, keepdim=True), pad_BL)
+    """kept_units of a map of which is known only how many keys each query keeps; of several, NBL, of each."""
+    return (kept_BL * ~pad_BL if rows == "valid" else kept_BL).sum((-2, -1))
 
 
 def masked_share(keep_BLL: Tensor, seen_BLL: Tensor, pad_BL: Tensor) -> Tensor:
     """Share of each row's pairs (a real query and a key it sees) that are masked, 0 for a row of padding alone, summed
     over rows; no gradient."""
     with torch.no_grad():
-        keep_BLL = keep_BLL.mean(1) if keep_BLL.dim() == 4 else keep_BLL
-        pairs_BL = seen_BLL.expand(-1, -1, keep_BLL.shape[-1]).sum(-1)
-        return _missing((keep_BLL * seen_BLL).sum(-1), pairs_BL, pad_BL)
+        return counted_share(*pairs(keep_BLL, seen_BLL), pad_BL)
 
 
-def _missing(kept_BL: Tensor, pairs_BL: Tensor, pad_BL: Tensor) -> Tensor:
-    """Sum over rows of the share of real queries' pairs that are not kept."""
-    pairs_B, kept_B = (pairs_BL * ~pad_BL).sum(1), (kept_BL * ~pad_BL).sum(1)
-    return torch.where(pairs_B > 0, 1 - kept_B / pairs_B.clamp_min(1), 0).sum()
+def pairs(keep_BLL: Tensor, seen_BLL: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the keys it sees each query of a map keeps, and how many it sees, BL each."""
+    keep_BLL = keep_BLL.mean(1) if keep_BLL.dim() == 4 else keep_BLL
+    kept_BL = (keep_BLL * seen_BLL).sum(-1)
+    return kept_BL, seen_BLL.expand(-1, -1, keep_BLL.shape[-1]).sum(-1).expand_as(kept_BL)
+
+
+def counted_share(kept_BL: Tensor, pairs_BL: Tensor, pad_BL: Tensor) -> Tensor:
+    """masked_share of a map of which is known what `pairs` tells; of several, NBL, of each."""
+    with torch.no_grad():
+        pairs_B, kept_B = (pairs_BL * ~pad_BL).sum(-1), (kept_BL * ~pad_BL).sum(-1)
+        return torch.where(pairs_B > 0, 1 - kept_B / pairs_B.clamp_min(1), 0).sum(-1)

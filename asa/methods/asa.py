@@ -14,7 +14,7 @@ from asa.adversary import Adversaries, Adversary, ASAConfig
 from asa.batch import Batch
 from asa.engine import Engine
 from asa.fused.products import Products
-from asa.losses import compared, counted_share, counted_units, divergence, kept_units, masked_share, penalty
+from asa.losses import compared, counted_share, counted_units, divergence, kept_keys, pairs, penalty
 from asa.methods.base import At, Stateless, learn
 from asa.model import Output, joined
 from asa.signal import Attend, Perturb, Site
@@ -26,11 +26,11 @@ class Map(NamedTuple):
     keep: Tensor
     seen_BLL: Tensor
 
-    def units(self, pad_BL: Tensor, rows: str) -> Tensor:
-        return kept_units(self.keep, pad_BL, rows)
+    def kept(self) -> Tensor:
+        return kept_keys(self.keep)
 
-    def masked(self, pad_BL: Tensor) -> Tensor:
-        return masked_share(self.keep, self.seen_BLL, pad_BL)
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        return pairs(self.keep, self.seen_BLL)
 
 
 class Counted(NamedTuple):
@@ -39,11 +39,11 @@ class Counted(NamedTuple):
     kept_BL: Tensor
     seen_BL: Tensor
 
-    def units(self, pad_BL: Tensor, rows: str) -> Tensor:
-        return counted_units(self.kept_BL, pad_BL, rows)
+    def kept(self) -> Tensor:
+        return self.kept_BL
 
-    def masked(self, pad_BL: Tensor) -> Tensor:
-        return counted_share(self.kept_BL, self.seen_BL, pad_BL)
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        return self.kept_BL, self.seen_BL.sum(1, keepdim=True).expand_as(self.kept_BL)
 
 
 Maps = dict[int, Map | Counted]
@@ -61,9 +61,7 @@ class ASA(Stateless):
         attend, maps = ready(engine, batch)
         terms = compared(both(engine, batch, attend, self.config), batch, self.config)
         terms |= price(batch, maps, self.config)
-        learnt = learn(engine, terms)
-        share = torch.stack([m.masked(batch.pad_BL) for m in maps.values()]) / batch.total_rows
-        return {**learnt, "masked_share": share}
+        return {**learn(engine, terms), "masked_share": shares(batch, maps)}
 
 
 def ready(
@@ -99,8 +97,17 @@ def costs(clean: Output, attacked: Output, batch: Batch, maps: Maps, config: ASA
 
 def price(batch: Batch, maps: Maps, config: ASAConfig) -> dict[str, Tensor]:
     """The penalty by its name."""
-    kept = torch.stack([m.units(batch.pad_BL, config.penalty_rows) for m in maps.values()]).sum()
+    # Of all layers at once: a GPU is given some operations, and not some for each layer.
+    kept_NBL = torch.stack([found.kept() for found in maps.values()])
+    kept = counted_units(kept_NBL, batch.pad_BL, config.penalty_rows).sum()
     return {"penalty": penalty(kept, batch, config.tau)}
+
+
+def shares(batch: Batch, maps: Maps) -> Tensor:
+    """The share of pairs that each map masks, in the maps' order; no gradient."""
+    with torch.no_grad():
+        kept_NBL, pairs_NBL = map(torch.stack, zip(*(found.pairs() for found in maps.values()), strict=True))
+    return counted_share(kept_NBL, pairs_NBL, batch.pad_BL) / batch.total_rows
 
 
 def attack(

@@ -15,7 +15,7 @@ from asa.batch import Batch
 from asa.engine import Engine
 from asa.errors import RequestError
 from asa.losses import task_loss
-from asa.methods.asa import Maps, costs, ready
+from asa.methods.asa import Maps, costs, ready, shares
 from asa.methods.ball import begin, climb, dropout, inside, room
 from asa.methods.base import At, Stateless, add
 from asa.methods.freelb import FreeLBConfig
@@ -71,8 +71,7 @@ class ASAFreeLB(Stateless):
         if first:
             attacks = self.passes - 1
             terms |= {name: term / attacks for name, term in costs(first, out, batch, maps, self.asa).items()}
-            shares = torch.stack([m.masked(batch.pad_BL) for m in maps.values()])
-            share = {"masked_share": shares / batch.total_rows / attacks}
+            share = {"masked_share": shares(batch, maps) / attacks}
         engine.backward(torch.stack(list(terms.values())).sum())
         return out, {name: term.detach() for name, term in terms.items()} | share
 

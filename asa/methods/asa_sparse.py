@@ -18,7 +18,7 @@ from asa.config import config
 from asa.engine import Engine
 from asa.errors import RequestError
 from asa.losses import task_loss
-from asa.methods.asa import Maps, costs, ready
+from asa.methods.asa import Maps, costs, ready, shares
 from asa.methods.ball import dropout
 from asa.methods.base import At, Counting, learn
 from asa.methods.subset import Subset, choose, of
@@ -83,6 +83,6 @@ class ASASparse(Counting):
 
 
 def _shares(maps: Maps, batch: Batch, depth: int) -> Tensor:
-    found = {layer: m.masked(batch.pad_BL) for layer, m in maps.items()}
+    found = dict(zip(maps, shares(batch, maps), strict=True))
     none = batch.pad_BL.new_zeros((), dtype=torch.float32)
-    return torch.stack([found.get(layer, none) for layer in range(depth)]) / batch.total_rows
+    return torch.stack([found.get(layer, none) for layer in range(depth)])

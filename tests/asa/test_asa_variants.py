@@ -10,7 +10,7 @@ from torch import Tensor
 
 from asa.adversary import Adversary, ASAConfig
 from asa.errors import RequestError
-from asa.losses import divergence, penalty, task_loss
+from asa.losses import counted_units, divergence, penalty, task_loss
 from asa.methods import METHODS, At, MethodsConfig, asa_sparse
 from asa.methods.asa import ASA, ready
 from asa.methods.asa_freelb import ASAFreeLB
@@ -135,7 +135,7 @@ def test_asa_and_freelb_share_freelbs_passes(kind: Any) -> None:
     hit = other.module(batch, Perturb(engine.deltas[-1], attend))
     cls = None if clean.cls_BD is None else clean.cls_BD.detach()
     parts = divergence(Output(clean.logits.detach(), cls), hit, batch, CONFIG)
-    kept = torch.stack([m.units(batch.pad_BL, "valid") for m in maps.values()]).sum()
+    kept = torch.stack([counted_units(m.kept(), batch.pad_BL, "valid") for m in maps.values()]).sum()
     loss = (task_loss(clean, batch) + task_loss(hit, batch)) / 2 + penalty(kept, batch, CONFIG.tau)
     loss = loss + torch.stack(list(parts.values())).sum()
     loss.backward()

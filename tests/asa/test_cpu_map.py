@@ -167,7 +167,7 @@ def test_a_frozen_adversary_gives_the_price_no_graph(attacked: list[int]) -> Non
     attend, maps = ready(tiny_engine(module), batch)
     with perturbed(module.model, Perturb(attend=attend)):
         logits = module.model(**batch.inputs).logits
-    assert not any(found.units(batch.pad_BL, "valid").requires_grad for found in maps.values())
+    assert not any(found.kept().requires_grad for found in maps.values())
     logits.sum().backward()
     assert gradients(module).keys() == {name for name, p in module.model.named_parameters(prefix="model")}
     assert len(attacked) == LAYERS
