@@ -18,8 +18,8 @@ Count = Annotated[int, Field(ge=1)]
 
 def _model_names(value: dict[str, Path]) -> dict[str, Path]:
     for name in value:
-        if not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", name) or name in (".", ".."):
-            raise ValueError(f"{name!r} cannot name a run's folder, allowed: letters, digits and _ . -")
+        if not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,99}", name) or name in (".", ".."):
+            raise ValueError(f"{name!r} cannot name a run's folder, allowed: up to 100 letters, digits and _ . -")
     return value
 
 

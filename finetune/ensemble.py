@@ -36,8 +36,11 @@ def ensemble(config: EnsembleConfig) -> None:
         raise RequestError(f"the runs are of several tasks: {', '.join(tasks)}; give those of one by {FLAG}")
     _same_rows(starts)
     splits = [sorted(file.name for file in (run / FOLDER).glob("*.npz")) for run in config.runs]
-    if not splits[0] or any(names != splits[0] for names in splits):
-        raise RequestError(f"the runs have no predictions, or not for the same splits; give others by {FLAG}")
+    for run, names in zip(config.runs, splits, strict=True):
+        if not names:
+            raise RequestError(f"{run} has no predictions in {FOLDER}; make the run anew, or give others by {FLAG}")
+        if other := sorted(set(names) ^ set(splits[0])):
+            raise RequestError(f"{run} and {config.runs[0]} have not both {FOLDER}/{other[0]}; give others by {FLAG}")
     _replaceable(config.out, config.runs)
     means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
     facts = _facts(config.runs, starts)

@@ -10,7 +10,7 @@ import torch
 from asa import dist, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import flat, to_dict
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from asa.hf import weights_sha256
 from asa.methods import METHODS, groups_read, groups_unread, source_sha256
 from finetune import state
@@ -107,7 +107,7 @@ def is_finished(cell: Cell, facts: dict[str, Any]) -> bool:
     """Whether the run is finished already with these very settings and inputs, and has kept its model where it is to.
 
     Raises: RequestError when it is finished with others, or unfinished with others and has saved something to go on
-        from, and overwrite is off.
+        from, and overwrite is off. WorkError for a kept model that is damaged.
     """
     path = cell.folder / record.NAME
     finished = record.finished(path)
@@ -115,12 +115,23 @@ def is_finished(cell: Cell, facts: dict[str, Any]) -> bool:
         return False
     before, now = _essence(_start(path)), _essence(facts)
     if before == now:
-        return finished and (not cell.config.save_model or (cell.folder / "model").is_dir())
+        return finished and (not cell.config.save_model or _has_model(cell.folder / "model"))
     if cell.config.overwrite:
         return False
     changed = sorted(key for key in before | now if before.get(key) != now.get(key))
     what = "a finished run" if finished else "an unfinished run, with a saved state,"
     raise RequestError(f"{path.parent} is {what} with another {', '.join(changed)}; set --out or --overwrite true")
+
+
+def _has_model(folder: Path) -> bool:
+    """Whether a run has kept its model. Raises WorkError for one that has lost some of it since."""
+    try:
+        manifest.read(folder, "model", "--out")
+    except RequestError:  # none was kept, or not to the end
+        return False
+    except WorkError as error:
+        raise WorkError(f"{error}: remove {folder} and give the same command again, which makes the run anew") from None
+    return True
 
 
 def _start(path: Path) -> dict[str, Any]:

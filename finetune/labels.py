@@ -12,7 +12,7 @@ from asa.errors import RequestError
 # N any number of rows or words, M classes of the model, T classes of the task
 
 Merge = Literal["sum", "max"]
-_NUMBERED = re.compile(r"(label-)?\d+")
+_NUMBERED = re.compile(r"(?:label-)?(\d{1,9})")
 _NOT_ENTAILED = "non-entailment"
 
 
@@ -27,14 +27,14 @@ def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, st
         raise RequestError(f"map.{unknown[0]}: {where} has the classes {', '.join(theirs)}; set --map")
     exact = {name: index for index, name in enumerate(ours)}  # first, as classes may differ in case alone
     places = {_plain(name): index for index, name in enumerate(ours)}
-    by_number = len(theirs) == len(ours) and (_numbered(theirs) or _numbered(ours))
+    by_number = _by_number(theirs, ours) if len(theirs) == len(ours) else {}
     found = []
     for index, name in enumerate(theirs):
         asked = given.get(name, name)
         wanted = _plain(asked)
         if wanted not in places and wanted in ("neutral", "contradiction") and _NOT_ENTAILED in places:
             wanted = _NOT_ENTAILED
-        place = exact.get(asked, places.get(wanted, index if by_number and name not in given else None))
+        place = exact.get(asked, places.get(wanted, by_number.get(index) if name not in given else None))
         if place is None:
             raise RequestError(f"class {name!r} of {where} is none of {', '.join(ours)}; set --map.{name}")
         found.append(place)
@@ -50,8 +50,19 @@ def _plain(name: str) -> str:
     return _NOT_ENTAILED if plain == "not-entailment" else plain
 
 
-def _numbered(names: Sequence[str]) -> bool:
-    return all(_NUMBERED.fullmatch(_plain(name)) for name in names)
+def _by_number(theirs: Sequence[str], ours: Sequence[str]) -> dict[int, int]:
+    """For classes of which one side has numbers and no names: the same number on the other side, or its place there."""
+    mine, other = _numbers(theirs), _numbers(ours)
+    if not mine and not other:
+        return {}
+    places = {number: place for place, number in enumerate(other or range(len(ours)))}
+    return {index: places[number] for index, number in enumerate(mine or range(len(theirs))) if number in places}
+
+
+def _numbers(names: Sequence[str]) -> list[int]:
+    """Of names like 1 or LABEL_1; of others none."""
+    found = [_NUMBERED.fullmatch(_plain(name)) for name in names]
+    return [int(match[1]) for match in found if match] if all(found) else []
 
 
 def merged(logits_NM: np.ndarray, places: Sequence[int], merge: Merge) -> np.ndarray:

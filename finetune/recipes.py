@@ -7,17 +7,26 @@ from typing import Any
 import yaml
 
 from asa.config import from_dict
+from asa.errors import RequestError
 from asa.methods import groups_read
 from finetune.config import FinetuneConfig
+from finetune.facts import WHERE
 from finetune.tasks.spec import TaskConfig
 
 PRESETS = Path(__file__).parents[1] / "configs" / "method"
 
 
 def resolved(given: dict[str, Any], task: TaskConfig, method: str) -> FinetuneConfig:
-    """The config of the runs of a method on a task. Args: given, the keys that files and flags say, nested."""
+    """The config of the runs of a method on a task. Args: given, the keys that files and flags say, nested.
+
+    Raises: RequestError for a recipe that names models, methods, seeds or places.
+    """
     base = from_dict(FinetuneConfig, given)
     published = preset(method, task.name) if base.tasks else {}  # a task of one's own may have any name
+    if wrong := sorted(task.recipe.keys() & set(WHERE)):
+        raise RequestError(
+            f"task.recipe has {wrong[0]}, which is no setting of a run; set --{wrong[0]} and leave it out"
+        )
     layers = [task.recipe, published] if base.recipes else []
     values = merged(*layers, given)
     chosen = {"tasks": [task.name] if base.tasks else [], "methods": [method]}

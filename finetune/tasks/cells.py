@@ -45,7 +45,8 @@ def cell(task: TaskConfig, row: Row, column: str, key: str) -> Any:
         return found[column]
     for part in column.split("."):
         if not isinstance(found, dict) or part not in found:
-            raise wrong(row, f"no column {column!r}, only {', '.join(map(repr, row.values))}", flag(task, key))
+            there = f"only {', '.join(map(repr, row.values))}" if row.values else "the row has none"
+            raise wrong(row, f"no column {column!r}, {there}", flag(task, key))
         found = found[part]
     return found
 

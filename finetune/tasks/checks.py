@@ -1,13 +1,16 @@
 """What a task's description says must fit together."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 
 from asa.errors import RequestError
+from finetune.tasks.cells import flag, wrong
 from finetune.tasks.files import ending
 from finetune.tasks.places import FILES, paths_of
-from finetune.tasks.rows import FIELD
+from finetune.tasks.rows import FIELD, Raw
 from finetune.tasks.spec import TaskConfig
+from finetune.tasks.task import Split
 
 KINDS = {
     "choices": ("choice",),
@@ -78,3 +81,25 @@ def _check_formats(task: TaskConfig) -> None:
                 f"task.{key} is set, which no file of the task has a use for, only those of format"
                 f" {', '.join(formats)}; leave it out, or set --task.format"
             )
+
+
+def check_scores(splits: Iterable[str], metrics: Iterable[str]) -> None:
+    """Raises RequestError where scores of two splits would have one name: macro_f1 of test, f1 of test_macro."""
+    first: dict[str, str] = {}
+    for split, metric in product(splits, (*metrics, "loss")):
+        name = f"{split}_{metric}"
+        if name in first:
+            raise RequestError(
+                f"splits {first[name]!r} and {split!r} would both have a score {name}; name one of them otherwise"
+                " (--task.extra, --task.subsets), or set --task.metrics"
+            )
+        first[name] = split
+
+
+def check_spread(task: TaskConfig, splits: Mapping[str, Split], raws: Mapping[str, Raw]) -> None:
+    """Raises RequestError for a regression whose rows of train or dev all have one number: there is nothing to learn,
+    and every correlation is 0."""
+    for name in {"train", "dev"} & raws.keys() if task.kind == "regression" else ():
+        if len(numbers := set(splits[name].labels or [])) == 1:
+            told = f"column {task.label!r} of {name} has one number only, {numbers.pop()}"
+            raise wrong(raws[name].rows[0], told, flag(task, name))

@@ -11,6 +11,7 @@ from finetune.tasks.spec import TaskConfig
 from finetune.tasks.task import Label
 
 LARGEST = 1e15  # fp32 holds ten million times its square: losses, and norms of gradients, are sums of such
+DIGITS = 100  # of a class that is a number; Python refuses some thousand
 SHOWN = 20  # names in a message; a column of numbers has thousands
 
 
@@ -24,7 +25,7 @@ def classes(task: TaskConfig, raw: Raw) -> list[str]:
         )
     values = raw.labels if task.kind != "token" else (label for labels in raw.labels for label in labels)
     names = {task.spellings.get(name, name) for name in map(canonical, values)}
-    numbers = all(name.isdecimal() for name in names)
+    numbers = all(name.isdecimal() and len(name) <= DIGITS for name in names)
     found = sorted(names, key=lambda name: (int(name) if numbers else 0, name != "O", name))
     if len(found) < 2:
         raise wrong(raw.rows[0], f"column {task.label!r} has one class only, {found[0]!r}", flag(task, "label"))
@@ -55,7 +56,7 @@ def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:
 
 def _number(task: TaskConfig, row: Row, value: Any) -> float:
     try:
-        number = float(value)
+        number = math.nan if "_" in str(value) else float(value)  # Python reads 1_01 as 101
     except (TypeError, ValueError):
         number = math.nan
     except OverflowError:  # a whole number of JSON

@@ -13,7 +13,7 @@ from finetune.ranking import questions
 from finetune.tasks import folder
 from finetune.tasks.added import added, split_of, unseen
 from finetune.tasks.cells import flag
-from finetune.tasks.checks import check_keys
+from finetune.tasks.checks import check_keys, check_scores, check_spread
 from finetune.tasks.facts import content_sha256, facts_of, rows_sha256
 from finetune.tasks.labels import classes
 from finetune.tasks.places import FILES, blind, from_hub, read_files, settled, supply, training
@@ -69,6 +69,8 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     paths = [*read_files(task, config), *(path for one in others for path in one.files)]
     hashes = {str(path): manifest.file_sha256(path) for path in dict.fromkeys(paths)}
     read_ = {**raws, **{one.name: one.raw for one in others}}
+    check_scores(splits, metrics)
+    check_spread(task, scored, raws)
     facts = facts_of(splits, names, hashes, {name: raw.dropped for name, raw in read_.items()})
     facts["joined"] = {name: raw.joined for name, raw in read_.items() if raw.joined}
     facts["seen"] = {one.name: one.seen for one in others if one.seen}

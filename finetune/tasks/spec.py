@@ -122,7 +122,7 @@ class TaskConfig:
     metrics: tuple[str, ...] = ()
     """Scores by name, the first of which chooses the epoch; empty: those usual for the kind."""
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Published settings of the task: keys of FinetuneConfig."""
+    """Published settings of the task: keys of FinetuneConfig, but for models, methods, seeds and where things are."""
     paper_compat: dict[str, Any] = field(default_factory=dict)
     """Keys of the task that FinetuneConfig.paper_compat changes."""
     partial: str = ""

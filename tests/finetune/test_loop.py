@@ -202,6 +202,24 @@ def test_the_seed_decides_head_and_adversary_and_the_method_does_not_change_the_
     assert not torch.equal(a, c)
 
 
+def test_a_kept_model_that_is_lost_is_made_again_and_a_damaged_one_told(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = given(save_model=True, max_steps=2)
+    sweep(asked)
+    (model,) = (tmp_path / "runs").glob("*/tiny-vanilla-0/model")
+    weights = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(weights[:100])
+    with pytest.raises(WorkError, match=rf"make the folder anew: remove {model} and give the same command again"):
+        sweep(asked)
+    sweep(given(max_steps=2))  # which asks for no model
+    (model / manifest.NAME).unlink()
+    capsys.readouterr()
+    sweep(asked)
+    assert "finished before" not in capsys.readouterr().out
+    assert (model / "model.safetensors").read_bytes() == weights
+
+
 def test_a_head_of_another_task_is_kept_where_it_fits_and_made_anew_where_it_does_not(
     given: Given, make: Make, tmp_path: Path
 ) -> None:

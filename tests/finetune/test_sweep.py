@@ -24,8 +24,10 @@ from finetune.__main__ import main
 from finetune.claims import FOLDER, claimed
 from finetune.config import FinetuneConfig, check
 from finetune.facts import settings
+from finetune.recipes import resolved
 from finetune.run import Cell, Run
 from finetune.sweep import Sweep, _line, plan, sweep
+from finetune.tasks.spec import TaskConfig
 from tests.finetune.conftest import CLASSES, Given, Make, events, small_task, write_task
 
 QUICKSTART = Path(__file__).parents[2] / "configs/finetune/quickstart.yaml"
@@ -240,6 +242,13 @@ def test_the_quickstart_config_is_twelve_runs_a_seed_after_the_other(model_folde
     assert len(runs) == 12
     assert [run.seed for run in runs] == [3] * 6 + [4] * 6
     assert Run("small", "base", "asa", 3) in runs
+
+
+@pytest.mark.parametrize("key", ["seeds", "methods", "models", "out"])
+def test_a_recipe_has_settings_of_runs_and_nothing_else(key: str, given: Given, task_folder: Path) -> None:
+    task = from_dict(TaskConfig, {"folder": task_folder, "recipe": {"batch": 4, key: "x"}})
+    with pytest.raises(RequestError, match=rf"task.recipe has {key}, .*; set --{key} and leave it out"):
+        resolved(given(), task, "vanilla")
 
 
 def test_a_standard_task_starts_from_its_recipe_and_flags_have_the_last_word(

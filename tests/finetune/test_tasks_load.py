@@ -229,6 +229,33 @@ def test_a_split_is_named_as_a_file_may_be(tmp_path: Path, name: str) -> None:
         task(test=[path], extra={name: [path]})
 
 
+def test_scores_of_two_splits_have_not_one_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", [{"text": str(n), "label": n % 2, "part": "macro"} for n in range(4)])
+    keys: dict[str, Any] = {"test": [path], "metrics": ["macro_f1", "f1"]}
+    with pytest.raises(RequestError, match=r"splits 'test' and 'test_macro' .* a score test_macro_f1; .*--task.extra"):
+        task(**keys, extra={"test_macro": [path]})
+    assert task(**keys, subsets="part").splits.keys() == {"test", "macro"}
+
+
+def test_classes_may_be_longer_numbers_than_python_reads(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", [{"text": str(n), "label": ("7", "1" * 5000)[n % 2]} for n in range(4)])
+    assert task(test=[path]).labels == ["1" * 5000, "7"]
+
+
+def test_numbers_of_which_there_is_one_are_nothing_to_learn(tmp_path: Path) -> None:
+    same, other = (
+        write(tmp_path / f"{name}.csv", [{"text": f"{name}{n}", "label": n * step} for n in range(20)])
+        for name, step in (("same", 0), ("other", 1))
+    )
+    keys: dict[str, Any] = {"kind": "regression", "train": [other], "dev": [other], "test": [same]}
+    assert task(**keys).kind == "regression"
+    for name in ("train", "dev"):
+        with pytest.raises(
+            RequestError, match=rf"same.csv:2: column 'label' of {name} has one number only, 0.0; .*{name}"
+        ):
+            task(**{**keys, name: [same]})
+
+
 def test_a_subset_may_be_named_by_a_number(tmp_path: Path) -> None:
     for ending in ("csv", "jsonl"):
         path = write(tmp_path / f"t.{ending}", [{"text": str(n), "label": n % 2, "part": n % 3} for n in range(9)])
@@ -366,6 +393,8 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
     ("rows", "keys", "message"),
     [
         ([{"a": "x", "label": 0}], {}, r"t.jsonl:1: no column 'text', only 'a', 'label'; mend it or set --task.text"),
+        ([{}], {}, r"t.jsonl:1: no column 'label', the row has none; mend it or set --task.label"),
+        ([{"text": "x", "label": "1_01"}], {"kind": "regression"}, r"t.jsonl:1: label '1_01' is no number"),
         ([{"text": "x", "y": 0}], {}, r"t.jsonl:1: no column 'label', only 'text', 'y'; .* --task.label"),
         ([{"text": 5, "label": 0}], {}, r"t.jsonl:1: column 'text' holds 5, which is no text; .* --task.text"),
         (
