@@ -24,17 +24,19 @@ from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import Family, check_attention, family
 from asa.signal import Pass, Perturb, Reads, Signal, Tap
-from asa.stock import altered, stock
+from asa.stock import altered, around, stock
 
 # B rows, D width, L length
 
 
 class _Attached(NamedTuple):
     """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. trims:
-    the last block can leave out tokens that no head reads."""
+    the last block can leave out tokens that no head reads. head: the parts around the blocks, where all of the model is
+    Hugging Face's."""
 
     signal: Signal
     trims: bool
+    head: list[type] | None
     handles: list[Any]
     owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
@@ -81,7 +83,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     forwards = [(module, forward, vars(module).get("forward")) for module, forward in ours]
     for module, forward in ours:
         vars(module)["forward"] = forward
-    vars(model.base_model)["_asa"] = _Attached(signal, trims, handles, model, forwards)
+    vars(model.base_model)["_asa"] = _Attached(signal, trims, around(model) if own else None, handles, model, forwards)
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in recomputed:
         module._gradient_checkpointing_func = _Recalling(module._gradient_checkpointing_func, signal)
@@ -101,6 +103,12 @@ def trimmed(model: "transformers.PreTrainedModel") -> bool:
     """Whether the last block of an attached model leaves out tokens that no head reads."""
     attached: _Attached = vars(model.base_model)["_asa"]
     return attached.trims
+
+
+def has_stock_head(model: "transformers.PreTrainedModel") -> bool:
+    """Whether the head of an attached model is still what Hugging Face's code makes of its config."""
+    attached: _Attached = vars(model.base_model)["_asa"]
+    return attached.head is not None and attached.head == around(model)
 
 
 def detach(model: "transformers.PreTrainedModel") -> None:
@@ -218,7 +226,10 @@ def _take_last(signal: Signal, blocks: int, module: nn.Module, args: tuple[Any, 
         now.final_tap(blocks, output.last_hidden_state)
     if now is None or now.reads is None:
         return
-    rows, firsts, head_at_firsts = now.reads
+    rows, firsts, head_at_firsts, head_whole = now.reads
+    if head_whole:
+        now.first.append(_at(output.last_hidden_state, rows).squeeze(0))
+        return
     states: Tensor = output.last_hidden_state if now.trims else _at(output.last_hidden_state, rows)
     if firsts:
         parts = states.split_with_sizes((rows.shape[1] - firsts, firsts), dim=1)

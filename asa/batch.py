@@ -41,7 +41,8 @@ class Looked(NamedTuple):
 class Batch:
     """One micro-batch of one rank.
 
-    inputs: what the Hugging Face model takes (input_ids, attention_mask, token_type_ids), each BL or BCL.
+    inputs: what the Hugging Face model takes (input_ids, attention_mask, token_type_ids), each BL or BCL; without a
+    mask there is no padding.
     labels: M token ids (mlm), B classes (classification, choice), B floats (regression) or BL with -100 (token).
     positions: M indices into the flattened BL of the masked tokens (mlm only).
     looked: what `to` has found in the attention mask; see `padded`. Copies and pickles begin without.
@@ -72,8 +73,11 @@ class Batch:
 
     @property
     def pad_BL(self) -> Tensor:
-        """True at padding, with choices flattened into rows. Raises RequestError for a mask that is not of tokens."""
-        mask, ids = self.inputs["attention_mask"], self.inputs["input_ids"]
+        """True at padding, with choices flattened into rows; without a mask there is none. Raises RequestError for a
+        mask that is not of tokens."""
+        mask, ids = self.inputs.get("attention_mask"), self.inputs["input_ids"]
+        if mask is None:
+            return torch.zeros_like(ids, dtype=torch.bool).flatten(0, -2)
         if mask.dim() != ids.dim():
             raise RequestError(
                 f"attention_mask is {list(mask.shape)} where input_ids are {list(ids.shape)}, so it tells no padding;"

@@ -36,7 +36,8 @@ class Compared(NamedTuple):
 
 
 def compare(p_NC: Tensor, q_NC: Tensor, labels_N: Tensor | None = None) -> Compared:
-    """Args: the logits of two passes over the same rows, of any type each; labels of both, none: no entropy counts."""
+    """Args: the logits of two passes over the same rows, of any type each, finite (a class that is not to be takes
+    -1e4: of -inf in both divergences are NaN); labels of both, none: no entropy counts."""
     return _compared((p_NC, q_NC), labels_N)
 
 
@@ -49,7 +50,8 @@ def _compared(given: tuple[Tensor, ...], labels_N: Tensor | None) -> Compared:
     rows = sum(map(len, given)) // 2
     if labels_N is None:
         labels_N = torch.full((rows,), IGNORE, device=given[0].device)
-    if labels_N.shape != (rows,) or sum(map(len, given)) != 2 * rows or given[0].shape != given[-1].shape:
+    fits = sum(map(len, given)) == 2 * rows and given[0].shape == given[-1].shape and given[0].dim() == 2
+    if labels_N.shape != (rows,) or not fits:
         told = " and ".join(str(list(logits.shape)) for logits in given)
         raise ValueError(f"{told} logits do not fit {list(labels_N.shape)} labels")
     if all(map(fused.losses_supported, given)):

@@ -10,8 +10,9 @@ import transformers
 from torch import Tensor, nn
 
 from asa.adversary import Adversaries, ASAConfig
-from asa.attention import attach, perturbed, trimmed
+from asa.attention import attach, has_stock_head, perturbed, trimmed
 from asa.batch import Batch, Kind
+from asa.errors import RequestError
 from asa.signal import Perturb, Reads, Tap
 from asa.stock import around
 from asa.typed import fork_rng
@@ -72,10 +73,10 @@ class TaskModel(nn.Module):
         """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""
         if self.kind == "mlm":
             return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.whole, self.same_dropout)
-        shown = _with_answers(batch) if self.kind == "choice" else batch
+        shown = _with_answers(batch) if self.kind == "choice" and "attention_mask" in batch.inputs else batch
         with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout, shown.looked):
-            logits: Tensor = self.model(**shown.inputs).logits
-        if self.kind == "choice":
+            logits = _logits(self.model(**shown.inputs))
+        if self.kind == "choice" and "attention_mask" in batch.inputs:
             # Finite, so that differences of log probabilities stay numbers; within FP16's range.
             logits = logits.masked_fill(_absent(batch), ABSENT)
         return Output(logits)
@@ -118,6 +119,14 @@ def reads_first(model: "transformers.PreTrainedModel") -> bool:
     return of_sequences and not elsewhere and trimmed(model)
 
 
+def _logits(output: Any) -> Tensor:
+    """Raises RequestError for a model of one's own that gives them under no name."""
+    found = getattr(output, "logits", None)
+    if found is None:
+        raise RequestError(f"the model returns a {type(output).__name__} without logits; let it return a ModelOutput")
+    return found
+
+
 def _starts(batch: Batch) -> Tensor:
     """Where each row begins in the flattened BL."""
     ids_BL = batch.inputs["input_ids"].flatten(0, -2)
@@ -147,15 +156,22 @@ def masked_lm(
 ) -> Output:
     """A pass of an attached masked-LM model over a batch of kind "mlm".
 
-    The head runs on masked rows only: the full head costs 1.22 times a BERT-base step.
+    Hugging Face's heads run on masked rows only: the full head costs 1.22 times a BERT-base step. Another head may read
+    any token, and runs on all.
     """
     assert batch.positions is not None
     firsts_B = _starts(batch) + (~batch.pad_BL).int().argmax(1)  # [CLS], which left padding moves
-    reads = Reads(torch.cat([batch.positions, firsts_B]).unsqueeze(0), len(firsts_B), head_at_cls)
+    stock = has_stock_head(model)
+    rows = torch.cat([batch.positions, firsts_B])
+    if stock:
+        reads = Reads(rows.unsqueeze(0), len(firsts_B), head_at_cls)
+    else:
+        reads = Reads(firsts_B.unsqueeze(0), len(firsts_B), head_whole=True)
     with perturbed(model, perturb, tap, reads, whole, same_dropout, batch.looked) as now:
-        # Not by an index, whose gradient would be a copy among zeros as large as the logits.
-        logits = model(**batch.inputs).logits.squeeze(0)
+        logits = _logits(model(**batch.inputs))
+    # Not by an index, whose gradient would be a copy among zeros as large as the logits.
+    of_rows = logits.squeeze(0) if stock else logits.flatten(0, -2)[rows if head_at_cls else batch.positions]
     if not head_at_cls:
-        return Output(logits, now.first[0])
-    masked, firsts = logits.split([len(batch.positions), len(firsts_B)])
+        return Output(of_rows, now.first[0])
+    masked, firsts = of_rows.split_with_sizes((len(batch.positions), len(firsts_B)))
     return Output(masked, now.first[0], firsts)

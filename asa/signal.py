@@ -67,11 +67,13 @@ class Reads(NamedTuple):
 
     rows: positions in the flattened BL, in two dimensions; the model's head gets their states, so arranged.
     firsts: so many of the rows, the last ones, go to Pass.first, and to the head only if it is `head_at_firsts`.
+    head_whole: the head gets all states as they are, since it may read any; `rows` still go to Pass.first.
     """
 
     rows: Tensor
     firsts: int = 0
     head_at_firsts: bool = False
+    head_whole: bool = False
 
 
 class Pass(NamedTuple):
@@ -97,7 +99,8 @@ class Pass(NamedTuple):
     @property
     def trims(self) -> bool:
         """Whether the last block computes what is read alone, from where it computes each token by itself."""
-        return self.reads is not None and self.final_tap is None and not self.whole
+        reads = self.reads
+        return reads is not None and not reads.head_whole and self.final_tap is None and not self.whole
 
 
 @dataclass

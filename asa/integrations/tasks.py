@@ -67,7 +67,10 @@ def classes_of(model: PreTrainedModel, kind: Kind) -> int | None:
     if not type(model).__module__.startswith("transformers.") or kind in ("regression", "choice"):
         return None
     whole: Any = model
-    head = whole.get_output_embeddings() if kind == "mlm" else getattr(model, "classifier", None)
+    try:
+        head = whole.get_output_embeddings() if kind == "mlm" else getattr(model, "classifier", None)
+    except AttributeError:  # of a head that somebody has put there
+        return None
     head = getattr(head, "out_proj", head)
     return head.out_features if isinstance(head, nn.Linear) else None
 

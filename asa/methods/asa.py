@@ -78,7 +78,8 @@ def ready(
     ids_BL = batch.inputs["input_ids"].flatten(0, -2)
     noises = [cast(Adversary, maker).noise(ids_BL) for maker in adversary]
     # An attention that makes its map may draw dropout otherwise than the clean pass, and knows no mask of pairs.
-    fused = "shared" not in (dropout, adversary.config.dropout) and batch.inputs["attention_mask"].dim() < 4
+    mask = batch.inputs.get("attention_mask")
+    fused = "shared" not in (dropout, adversary.config.dropout) and (mask is None or mask.dim() < 4)
     return attack(adversary, noises, maps, layers, fused), maps
 
 

@@ -10,7 +10,7 @@ from asa.adversary import ASAConfig
 from asa.batch import Batch, Kind
 from asa.errors import RequestError
 from asa.methods import METHODS, At, MethodsConfig
-from tests.asa.conftest import KINDS, LENGTH, REAL, ROWS, tiny_batch, tiny_engine, tiny_module
+from tests.asa.conftest import KINDS, LENGTH, REAL, ROWS, gradients, tiny_batch, tiny_engine, tiny_module
 
 
 def of_pairs(kind: Kind, *shape: int) -> Batch:
@@ -24,6 +24,22 @@ def test_padding_is_told_row_by_row_choices_too(kind: Kind) -> None:
     choices = 2 if kind == "choice" else 1
     assert pad_BL.shape == (ROWS * choices, LENGTH)
     assert (~pad_BL).sum(1).tolist() == [real for real in REAL for _ in range(choices)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_mask_there_is_no_padding(kind: Kind) -> None:
+    """The same step as with a mask of ones, by a method that looks at padding."""
+    found = []
+    for masked in (True, False):
+        batch = tiny_batch(kind)
+        batch.inputs["attention_mask"].fill_(1)
+        if not masked:
+            del batch.inputs["attention_mask"]
+        assert not batch.pad_BL.any()
+        module = tiny_module(kind, ASAConfig())
+        terms = METHODS["asa"](MethodsConfig()).backward(tiny_engine(module), batch, At(0, 0))
+        found.append(terms | gradients(module))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("shape", [(ROWS, 1, LENGTH, LENGTH), (ROWS, LENGTH, LENGTH)])

@@ -208,6 +208,11 @@ def test_rows_and_labels_that_do_not_fit_are_refused(rows: int, other: int, labe
         compare(torch.zeros(rows, 9), torch.zeros(other, 9), torch.zeros(labels, dtype=torch.long))
 
 
+def test_logits_have_two_dimensions() -> None:
+    with pytest.raises(ValueError, match=r"\[2, 3, 4\] and \[2, 3, 4\] logits do not fit \[2\] labels"):
+        compare(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
+
+
 def test_an_odd_number_of_rows_is_no_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a portion ends with the first pass, nobody would come to the last row."""
     monkeypatch.setattr(compared, "CACHED", 27)

@@ -18,7 +18,7 @@ from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import Output, TaskModel, reads_first
 from asa.signal import Below
-from tests.asa.conftest import LENGTH, WIDTH, batch_for, gradients, tiny_bert, tiny_engine
+from tests.asa.conftest import LENGTH, VOCAB, WIDTH, batch_for, gradients, tiny_bert, tiny_engine
 from tests.asa.encoders import EAGER_ONLY, LAYERS, tiny
 
 CHOICES = [name for name in FAMILIES if name not in ("deberta", "modernbert")]  # with a class of multiple choice
@@ -289,6 +289,49 @@ def test_a_masked_lm_whose_tokens_meet_after_the_last_attention_is_whole(build: 
     batch = batch_for(str(model.config.model_type))
     plain = model(**batch.inputs).logits.flatten(0, 1)[batch.positions]
     torch.testing.assert_close(TaskModel(model, "mlm")(batch).logits, plain, rtol=0, atol=1e-5)
+
+
+class Neighbours(nn.Module):
+    """A masked LM's head in which tokens meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.across = nn.GRU(WIDTH, WIDTH // 2, bidirectional=True, batch_first=True)
+        self.words = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, h_BLD: Tensor) -> Tensor:
+        return self.words(self.across(h_BLD)[0])
+
+
+@pytest.mark.parametrize("sentence", ["hidden_softmax", "head"])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_masked_lms_head_of_ones_own_gets_all_tokens(later: bool, sentence: Any) -> None:
+    model: Any = tiny_bert().double().eval()
+    head = Neighbours().double()
+    if not later:
+        model.cls = head
+    module, batch = TaskModel(model, "mlm", ASAConfig(sentence=sentence)), batch_for("bert")
+    if later:
+        model.cls = head
+    found, whole = module(batch), model(**batch.inputs, output_hidden_states=True)
+    firsts = slice(None), 0
+    torch.testing.assert_close(found.logits, whole.logits.flatten(0, 1)[batch.positions], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.cls_BD, whole.hidden_states[-1][firsts], rtol=0, atol=1e-12)
+    if sentence == "head":
+        torch.testing.assert_close(found.cls_logits, whole.logits[firsts], rtol=0, atol=1e-12)
+    terms = METHODS["asa"](MethodsConfig(asa=ASAConfig(sentence=sentence))).backward(
+        tiny_engine(module), batch, At(0, 0)
+    )
+    assert {"asa_token", "asa_sentence"} <= terms.keys()
+    assert "model.cls.across.weight_hh_l0" in gradients(module)
+
+
+def test_a_model_of_ones_own_that_names_no_logits_is_refused() -> None:
+    model: Any = tiny_bert("classification")
+    module = TaskModel(model, "classification")
+    model.forward = lambda **inputs: (model.bert(**inputs).pooler_output,)
+    with pytest.raises(RequestError, match="returns a tuple without logits"):
+        module(batch_for("bert", "classification"))
 
 
 def test_whose_head_reads_the_first_token_is_known_by_its_class() -> None:

@@ -288,6 +288,8 @@ def test_labels_that_a_head_has_not_are_known_where_it_says_what_it_has() -> Non
     model = tiny_bert("mlm")
     model.set_output_embeddings(torch.nn.Linear(WIDTH, VOCAB + 8))
     assert classes_of(model, "mlm") == VOCAB + 8
+    model.cls = torch.nn.Linear(2, VOCAB)  # in which transformers finds no output layer
+    assert classes_of(model, "mlm") is None
     batch = {"input_ids": torch.zeros(2, 3, 4, dtype=torch.long), "labels": torch.tensor([2, 3])}
     with pytest.raises(RequestError, match="a label is 3, for this model allowed: 0 to 2; mend"):
         totals("choice", [batch])
