@@ -5,18 +5,20 @@ memory again and again, and how many operations a GPU is given.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from pydantic import Field
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedConfig
 
+from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
 from asa.errors import RequestError
@@ -26,15 +28,19 @@ from benchmarks.passes import CountingEngine
 from benchmarks.steps import (
     ASA,
     PEERS,
+    TWIN,
     VANILLA,
     StepName,
     Task,
+    bare_model,
     bert_config,
     cycle,
     method_of,
     names_of,
+    stock_loss,
     task_batch,
     task_model,
+    twin_model,
 )
 from benchmarks.tables import Recorded, asked, save
 
@@ -60,7 +66,9 @@ class TrafficConfig(Recorded):
     TFLOP/s, attention by torch at 50 % of 989 TFLOP/s (backwards 40 %) and by our kernels at 35 %."""
 
     methods: Annotated[tuple[StepName, ...], Field(min_length=1)] = (VANILLA, ASA)
-    """Methods by name (freelb-3: with 3 passes), or all; the first one is what the others are compared with."""
+    """Steps by name: methods (freelb-3: with 3 passes), all for every method, stock for Hugging Face's step, twin for a
+    straightforward ASA; these two wholly in bf16, which autocast is not. The first one is what the others are compared
+    with."""
     task: Task = "mlm"
     """Objective that they train on: mlm or classification."""
     lengths: Annotated[tuple[Annotated[int, Field(ge=8, le=512)], ...], Field(min_length=1)] = (256, 512)
@@ -114,8 +122,6 @@ def traffic(argv: list[str]) -> None:
     """Count what a BERT-base step moves on a GPU: bytes, launches and products of its operations."""
     request = asked(TrafficConfig, argv, "traffic")
     names = names_of(request.methods)
-    if peers := [name for name in names if name in PEERS]:
-        raise RequestError(f"methods = {peers[0]}: only methods of ours can be counted here; set --methods")
     if find_spec("triton") is None:
         raise RequestError("our kernels are part of the count, and Triton is not there: pip install triton")
     tables: list[str] = []
@@ -128,24 +134,41 @@ def traffic(argv: list[str]) -> None:
 
 
 def method_traffic(shape: PreTrainedConfig, name: str, task: Task, rows: int, length: int) -> dict[str, Work]:
-    """What method `name` does with one micro-batch in bf16 (the mean of steps that differ), by operation."""
-    counter, method, steps = Count(), method_of(name), cycle(name)
+    """What the step `name` does with one micro-batch in bf16 (the mean of steps that differ), by operation."""
+    counter, steps = Count(), 1 if name in PEERS else cycle(name)
     with FakeTensorMode(), as_on_a_gpu(counter.note):
         batch = task_batch(task, rows, length, shape.vocab_size)
-        engine = cast(Engine, CountingEngine(task_model(shape, name, task).to(torch.bfloat16)))
-
-        def work() -> None:
-            for replay in range(method.replays):
-                method.backward(engine, batch, At(0, replay))
-                engine.module.zero_grad()  # as an update does
-                method.after_step(engine)
-
+        work = _peer(shape, name, task, batch) if name in PEERS else _method(shape, name, task, batch)
         work()  # a method may make something that it keeps
         counter.found.clear()
         with counter:
             for _ in range(steps):
                 work()
     return {operation: Work().plus(work, 1 / steps) for operation, work in counter.found.items()}
+
+
+def _method(shape: PreTrainedConfig, name: str, task: Task, batch: Batch) -> Callable[[], None]:
+    method, engine = method_of(name), cast(Engine, CountingEngine(task_model(shape, name, task).to(torch.bfloat16)))
+
+    def work() -> None:
+        for replay in range(method.replays):
+            method.backward(engine, batch, At(0, replay))
+            engine.module.zero_grad()  # as an update does
+            method.after_step(engine)
+
+    return work
+
+
+def _peer(shape: PreTrainedConfig, name: str, task: Task, batch: Batch) -> Callable[[], None]:
+    model: nn.Module = twin_model(shape, task) if name == TWIN else bare_model(shape, task)
+    nn.Module.to(model.train(), torch.bfloat16)
+
+    def work() -> None:
+        loss: Tensor = model(batch) if name == TWIN else stock_loss(model, batch)
+        loss.backward()
+        model.zero_grad()
+
+    return work
 
 
 def table(found: dict[str, dict[str, Work]], request: TrafficConfig, length: int) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asa.methods import METHODS
-from benchmarks.steps import ASA, VANILLA, bert_config
+from benchmarks.steps import ASA, PEERS, VANILLA, bert_config
 from benchmarks.traffic import Count, method_traffic, total, traffic
 from tests.benchmarks.test_flops import LAYERS, ROWS, WIDTH, by_hand
 
@@ -84,6 +84,15 @@ def test_bert_base_stays_within_its_bounds(capsys: pytest.CaptureFixture[str]) -
     assert lines[3].startswith("asa ")
     assert all(one <= bound for one, bound in zip(ratios, BOUNDS, strict=True)), ratios
     assert lines[-1].startswith("mm ")
+
+
+def test_a_peers_products_are_the_hand_formula_and_no_kernel_is_ours() -> None:
+    length = 40
+    found = {name: method_traffic(bert_config(LAYERS, WIDTH, "sdpa"), name, "mlm", ROWS, length) for name in PEERS}
+    once = LAYERS * ROWS * 2 * length**2 * WIDTH
+    assert total(found["stock"].values()).flops == by_hand(length)["stock"] + once
+    assert not [name for works in found.values() for name in works if name.startswith("our ")]
+    assert "torch's attention" not in found["twin"]
 
 
 @pytest.mark.slow
