@@ -24,15 +24,15 @@ from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import Family, check_attention, family
 from asa.signal import Pass, Perturb, Reads, Signal, Tap
-from asa.stock import altered, around, stock
+from asa.stock import altered, head_types, stock, stock_masked_lm_head
 
 # B rows, D width, L length
 
 
 class _Attached(NamedTuple):
     """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. trims:
-    the last block can leave out tokens that no head reads. head: the parts around the blocks, where all of the model is
-    Hugging Face's."""
+    the last block can leave out tokens that no head reads. head: the parts of a masked LM's head that is Hugging
+    Face's."""
 
     signal: Signal
     trims: bool
@@ -83,7 +83,9 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     forwards = [(module, forward, vars(module).get("forward")) for module, forward in ours]
     for module, forward in ours:
         vars(module)["forward"] = forward
-    vars(model.base_model)["_asa"] = _Attached(signal, trims, around(model) if own else None, handles, model, forwards)
+    vars(model.base_model)["_asa"] = _Attached(
+        signal, trims, head_types(model) if stock_masked_lm_head(model) else None, handles, model, forwards
+    )
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in recomputed:
         module._gradient_checkpointing_func = _Recalling(module._gradient_checkpointing_func, signal)
@@ -106,9 +108,9 @@ def trimmed(model: "transformers.PreTrainedModel") -> bool:
 
 
 def has_stock_head(model: "transformers.PreTrainedModel") -> bool:
-    """Whether the head of an attached model is still what Hugging Face's code makes of its config."""
+    """Whether the head of an attached masked LM is still Hugging Face's, which reads each token by itself."""
     attached: _Attached = vars(model.base_model)["_asa"]
-    return attached.head is not None and attached.head == around(model)
+    return attached.head is not None and attached.head == head_types(model)
 
 
 def detach(model: "transformers.PreTrainedModel") -> None:

@@ -51,10 +51,13 @@ OUR_SHARE = 0.35
 LAYERS, WIDTH = 12, 768
 
 aten = torch.ops.aten
-# Of a table they read the rows asked for.
+# Of a table they read the rows asked for, or add to some.
 _GATHERS = {aten.embedding, aten.index, aten.index_select, aten.gather}
-# What they write they do not read.
-_WRITES = {aten.zero_, aten.fill_, aten.copy_}
+_PUTS = {aten.index_put, aten.index_put_, aten._index_put_impl_}  # a GPU has all of them in place
+# Of their first operand they read nothing.
+_WRITES = {aten.zero_, aten.fill_, aten.copy_, aten.bernoulli_, aten.uniform_, aten.normal_, aten.random_}
+_WRITES |= {aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like, aten.randint_like}
+_WRITES |= {aten.new_zeros, aten.new_ones, aten.new_full}
 _NOTHING = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 _NOTHING |= {aten.detach, aten.alias, aten._unsafe_view, aten.squeeze_, aten.unsqueeze_, aten.promote_types}
 
@@ -110,12 +113,19 @@ class Count(TorchDispatchMode):
         # What is in prim asks something about a tensor.
         if func.namespace != "aten" or func.is_view or packet in _NOTHING:
             return out
-        first_unread = packet in _WRITES | _GATHERS or kwargs.get("beta") == 0
-        made = bytes_of(tree_leaves(out))
-        moved = bytes_of(tree_leaves([args[first_unread:], kwargs])) + made * (2 if packet in _GATHERS else 1)
         flops = flop_registry[packet](*args, **kwargs, out_val=out) if packet in flop_registry else 0
-        self.note(str(packet).removeprefix("aten."), moved, flops)
+        self.note(str(packet).removeprefix("aten."), _moved(packet, args, kwargs, out), flops)
         return out
+
+
+def _moved(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """Bytes that an operation reads and writes."""
+    first_unread = packet in _WRITES | _GATHERS | _PUTS or kwargs.get("beta") == 0
+    given = {name: value for name, value in kwargs.items() if name != "out"}
+    read = bytes_of(tree_leaves([args[first_unread:], given]))
+    if packet in _PUTS:
+        return read + 2 * bytes_of(args[2:3])
+    return read + bytes_of(tree_leaves(out)) * (2 if packet in _GATHERS else 1)
 
 
 def traffic(argv: list[str]) -> None:

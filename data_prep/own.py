@@ -114,8 +114,8 @@ def _paragraphs(lines: list[bytes], path: Path, label: str, begun: int) -> Docum
         text, wrong = "", error.start
     if wrong >= 0:
         raise WorkError(f"{path} is not UTF-8 at byte {begun + wrong}; convert it to UTF-8")
-    # Read as one document it would lose its cuts without a word.
-    if any(b"\r\r" in line.strip() for line in lines):
+    # The whole file would be one document without a word.
+    if not begun and b"\n" not in joined and re.search(r"\r\s*\r", text.strip()):
         raise WorkError(f"{path} has the line ends of classic Mac OS (CR alone); convert them to LF")
     # Editors on Windows put a byte-order mark at the beginning.
     text = text if begun else text.removeprefix("\ufeff")

@@ -124,7 +124,7 @@ def is_finished(cell: Cell, facts: dict[str, Any]) -> bool:
 
 
 def _has_model(folder: Path) -> bool:
-    """Whether a run has kept its model. Raises WorkError for one that has lost some of it since."""
+    """Whether a run has kept its model. Raises WorkError for one that has lost files or bytes since."""
     try:
         manifest.read(folder, "model", "--out")
     except RequestError:  # none was kept, or not to the end

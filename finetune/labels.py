@@ -51,12 +51,15 @@ def _plain(name: str) -> str:
 
 
 def _by_number(theirs: Sequence[str], ours: Sequence[str]) -> dict[int, int]:
-    """For classes of which one side has numbers and no names: the same number on the other side, or its place there."""
+    """Where one side at least has numbers and no names: the places on the other side, the lowest number's the first."""
     mine, other = _numbers(theirs), _numbers(ours)
     if not mine and not other:
         return {}
-    places = {number: place for place, number in enumerate(other or range(len(ours)))}
-    return {index: places[number] for index, number in enumerate(mine or range(len(theirs))) if number in places}
+    return dict(zip(_order(mine or range(len(theirs))), _order(other or range(len(ours))), strict=True))
+
+
+def _order(numbers: Sequence[int]) -> list[int]:
+    return sorted(range(len(numbers)), key=lambda place: numbers[place])
 
 
 def _numbers(names: Sequence[str]) -> list[int]:

@@ -23,7 +23,7 @@ def resolved(given: dict[str, Any], task: TaskConfig, method: str) -> FinetuneCo
     """
     base = from_dict(FinetuneConfig, given)
     published = preset(method, task.name) if base.tasks else {}  # a task of one's own may have any name
-    if wrong := sorted(task.recipe.keys() & set(WHERE)):
+    if wrong := sorted(task.recipe.keys() & set(WHERE)) if base.recipes else []:
         raise RequestError(
             f"task.recipe has {wrong[0]}, which is no setting of a run; set --{wrong[0]} and leave it out"
         )

@@ -83,10 +83,11 @@ def _check_formats(task: TaskConfig) -> None:
             )
 
 
-def check_scores(splits: Iterable[str], metrics: Iterable[str]) -> None:
+def check_scores(splits: Mapping[str, Split], metrics: Iterable[str]) -> None:
     """Raises RequestError where scores of two splits would have one name: macro_f1 of test, f1 of test_macro."""
     first: dict[str, str] = {}
-    for split, metric in product(splits, (*metrics, "loss")):
+    scored = [name for name, split in splits.items() if name != "train" and split.labels is not None]
+    for split, metric in product(scored, dict.fromkeys((*metrics, "loss"))):
         name = f"{split}_{metric}"
         if name in first:
             raise RequestError(
@@ -99,7 +100,9 @@ def check_scores(splits: Iterable[str], metrics: Iterable[str]) -> None:
 def check_spread(task: TaskConfig, splits: Mapping[str, Split], raws: Mapping[str, Raw]) -> None:
     """Raises RequestError for a regression whose rows of train or dev all have one number: there is nothing to learn,
     and every correlation is 0."""
-    for name in {"train", "dev"} & raws.keys() if task.kind == "regression" else ():
-        if len(numbers := set(splits[name].labels or [])) == 1:
+    trains = task.kind == "regression" and "train" in raws
+    for name in [name for name in ("train", "dev") if trains and name in raws]:
+        # One row chooses nothing, whatever its number.
+        if len(splits[name]) > 1 and len(numbers := set(splits[name].labels or [])) == 1:
             told = f"column {task.label!r} of {name} has one number only, {numbers.pop()}"
             raise wrong(raws[name].rows[0], told, flag(task, name))

@@ -11,7 +11,7 @@ from finetune.config import FinetuneConfig
 from finetune.metrics import check_metrics, usual
 from finetune.ranking import questions
 from finetune.tasks import folder
-from finetune.tasks.added import added, split_of, unseen
+from finetune.tasks.added import Added, added, split_of, unseen
 from finetune.tasks.cells import flag
 from finetune.tasks.checks import check_keys, check_scores, check_spread
 from finetune.tasks.facts import content_sha256, facts_of, rows_sha256
@@ -59,18 +59,13 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
         kind, names = "choice", []
     metrics = task.metrics or usual(kind, names)
     check_metrics(metrics, kind, names)
-    others = [added(other, task, names, config) for other in task.also]
-    if others:
-        mine = {name: split for name, split in arranged(scored, [], config).items() if name != "train"}
-        if "train" not in scored and "dev" in scored and not config.paper_compat:
-            mine["dev"] = scored["dev"]  # no dev yet for want of training rows, but that file will choose
-        others = unseen(others, mine.values())
+    others = _others(task, names, scored, config)
     splits = arranged(scored, [one.split for one in others], config)
+    check_scores(splits, metrics)
+    check_spread(task, scored, raws)
     paths = [*read_files(task, config), *(path for one in others for path in one.files)]
     hashes = {str(path): manifest.file_sha256(path) for path in dict.fromkeys(paths)}
     read_ = {**raws, **{one.name: one.raw for one in others}}
-    check_scores(splits, metrics)
-    check_spread(task, scored, raws)
     facts = facts_of(splits, names, hashes, {name: raw.dropped for name, raw in read_.items()})
     facts["joined"] = {name: raw.joined for name, raw in read_.items() if raw.joined}
     facts["seen"] = {one.name: one.seen for one in others if one.seen}
@@ -81,6 +76,17 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     held = taken(scored, config) if "train" in splits else []
     facts["held_out_sha256"] = {name: rows_sha256(splits[name]) for name in held}
     return Task(task.name, kind, names, metrics, splits, content_sha256(kind, names, metrics, splits, hashes), facts)
+
+
+def _others(task: TaskConfig, names: list[str], scored: dict[str, Split], config: FinetuneConfig) -> list[Added]:
+    """The rows of other tasks that train as well, without those of this one that choose or are scored."""
+    others = [added(other, task, names, config) for other in task.also]
+    if not others:
+        return []
+    mine = {name: split for name, split in arranged(scored, [], config).items() if name != "train"}
+    if "train" not in scored and "dev" in scored and not config.paper_compat:
+        mine["dev"] = scored["dev"]  # no dev yet for want of training rows, but that file will choose
+    return unseen(others, mine.values())
 
 
 def trainable(task: Task, config: FinetuneConfig) -> Task:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertForSequenceClassification, PreTrainedModel
+from transformers import BertForMaskedLM, BertForSequenceClassification, PreTrainedModel
 
 from asa.adversary import ASAConfig
-from asa.attention import attach, perturbed
+from asa.attention import attach, has_stock_head, perturbed, trimmed
 from asa.batch import Kind
 from asa.errors import RequestError
 from asa.families import FAMILIES
@@ -324,6 +324,46 @@ def test_a_masked_lms_head_of_ones_own_gets_all_tokens(later: bool, sentence: An
     )
     assert {"asa_token", "asa_sentence"} <= terms.keys()
     assert "model.cls.across.weight_hh_l0" in gradients(module)
+
+
+class Unchanged(BertForMaskedLM):
+    """A class of one's own with Hugging Face's forward."""
+
+
+class Changed(BertForMaskedLM):
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        return super().forward(*args, **inputs)
+
+
+def test_a_stock_head_runs_on_masked_tokens_whatever_the_encoder_is() -> None:
+    config: Any = tiny_bert().config
+    hooked, replaced, shown = tiny_bert(), tiny_bert(), tiny_bert()
+    last_block(hooked).register_forward_hook(lambda *_: None)
+    replaced.bert.encoder.layer[0] = own_block("mlm").bert.encoder.layer[-1]  # type: ignore[union-attr, operator]
+    shown.register_forward_hook(lambda *_: None)
+    cases = [(hooked, True), (replaced, True), (Unchanged(config), True), (Changed(config), False), (shown, False)]
+    batch = batch_for("bert")
+    assert batch.positions is not None
+    for model, masked_alone in cases:
+        counts: list[int] = []
+        module = TaskModel(model, "mlm")
+        model.get_output_embeddings().register_forward_hook(
+            lambda _, args, out, c=counts: c.append(out[..., 0].numel())
+        )
+        module.eval()(batch)
+        assert counts == [len(batch.positions) if masked_alone else batch.pad_BL.numel()], type(model)
+
+
+def test_what_accelerate_leaves_behind_is_nobodys_forward() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny_bert()
+    accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    assert "forward" in vars(model)
+    attach(model)
+    assert (has_stock_head(model), trimmed(model)) == (True, True)
+    vars(model)["forward"] = lambda **inputs: None
+    attach(model)
+    assert (has_stock_head(model), trimmed(model)) == (False, False)
 
 
 def test_a_model_of_ones_own_that_names_no_logits_is_refused() -> None:

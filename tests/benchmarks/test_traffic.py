@@ -25,6 +25,11 @@ OPERATIONS: dict[str, tuple[Any, int, int]] = {  # what is done with x_AB and w_
     "expanded": (lambda x, w: x + w[0].expand(2, A).T[:, :1], 2 * A * B + A, 0),
     "rows of a table": (lambda x, w: x[torch.empty(3, dtype=torch.int32)], 2 * 3 * B + 3, 0),
     "beta 0": (lambda x, w: torch.addmm(torch.empty(A, A), x, w, beta=0), 2 * A * B + A * A, 2 * A * B * A),
+    "with room given": (lambda x, w: torch.add(x, 1, out=torch.empty(A, B)), 2 * A * B, 0),
+    "like another": (lambda x, w: torch.zeros_like(x), A * B, 0),
+    "drawn": (lambda x, w: x.bernoulli_(0.5), A * B, 0),
+    "new": (lambda x, w: x.new_ones(3), 3, 0),
+    "put in rows": (lambda x, w: x.index_put_([torch.empty(2, dtype=torch.int32)], w[:2, :B]), 3 * 2 * B + 2, 0),
     "a view": (lambda x, w: x.T[1:].unsqueeze(0).squeeze_().detach(), 0, 0),
     "room alone": (lambda x, w: torch.empty_like(x), 0, 0),
 }

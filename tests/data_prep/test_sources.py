@@ -98,9 +98,12 @@ def test_text_of_other_editors(tmp_path: Path) -> None:
     assert [document.text for document in read(path, min_chars=1)] == ["one\ntwo", "three"]
     path.write_text("one\n\u00a0\u2003\ntwo\u00a0\n\u00a0three\n")
     assert [document.text for document in read(path, min_chars=1)] == ["one", "two\u00a0\n\u00a0three"]
-    path.write_bytes(b"one\rtwo\r\rthree\r")
-    with pytest.raises(WorkError, match=r"a\.txt has the line ends of classic Mac OS"):
-        read(path, min_chars=1)
+    for content in (b"one\rtwo\r\rthree\r", b"one\r \rtwo\r"):
+        path.write_bytes(content)
+        with pytest.raises(WorkError, match=r"a\.txt has the line ends of classic Mac OS"):
+            read(path, min_chars=1)
+    path.write_bytes(b"one\r\rtwo\n\nthree\r\rfour")
+    assert len(read(path, min_chars=1)) == 2
     path.write_bytes(b"one\r\r\n\r\r\ntwo\r\r\n")  # as a Windows program writes what has its line ends already
     assert [document.text for document in read(path, min_chars=1)] == ["one", "two"]
     path.write_bytes(b"one\n\ncaf\xe9\n")

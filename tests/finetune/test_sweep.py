@@ -249,6 +249,7 @@ def test_a_recipe_has_settings_of_runs_and_nothing_else(key: str, given: Given, 
     task = from_dict(TaskConfig, {"folder": task_folder, "recipe": {"batch": 4, key: "x"}})
     with pytest.raises(RequestError, match=rf"task.recipe has {key}, .*; set --{key} and leave it out"):
         resolved(given(), task, "vanilla")
+    assert resolved(given(recipes=False), task, "vanilla").batch == 8
 
 
 def test_a_standard_task_starts_from_its_recipe_and_flags_have_the_last_word(

@@ -235,6 +235,10 @@ def test_scores_of_two_splits_have_not_one_name(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"splits 'test' and 'test_macro' .* a score test_macro_f1; .*--task.extra"):
         task(**keys, extra={"test_macro": [path]})
     assert task(**keys, subsets="part").splits.keys() == {"test", "macro"}
+    assert task(**keys, extra={"train_macro": [path]}).metrics == ("macro_f1", "f1")
+    blind = write(tmp_path / "blind.csv", [{"text": str(n)} for n in range(4)])
+    assert task(**keys, extra={"test_macro": [blind]}).splits["test_macro"].labels is None
+    assert task(test=[path], metrics=["f1", "f1"]).metrics == ("f1", "f1")
 
 
 def test_classes_may_be_longer_numbers_than_python_reads(tmp_path: Path) -> None:
@@ -249,6 +253,9 @@ def test_numbers_of_which_there_is_one_are_nothing_to_learn(tmp_path: Path) -> N
     )
     keys: dict[str, Any] = {"kind": "regression", "train": [other], "dev": [other], "test": [same]}
     assert task(**keys).kind == "regression"
+    single = write(tmp_path / "one.csv", [{"text": "one", "label": 1.5}])
+    assert len(task(**{**keys, "dev": [single]}).splits["dev"]) == 1
+    assert task(kind="regression", dev=[same]).splits["test"].labels == [0.0] * 20
     for name in ("train", "dev"):
         with pytest.raises(
             RequestError, match=rf"same.csv:2: column 'label' of {name} has one number only, 0.0; .*{name}"
