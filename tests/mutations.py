@@ -161,6 +161,20 @@ MUTATIONS = (
         "asa/test_trimmed.py::test_a_head_that_is_replaced_later_gets_all_tokens",
     ),
     Mutation(
+        "a masked LM's head of one's own gets masked tokens alone",
+        "model.py",
+        "stock = has_stock_head(model)",
+        "stock = True",
+        "asa/test_trimmed.py::test_a_masked_lms_head_of_ones_own_gets_all_tokens",
+    ),
+    Mutation(
+        "padding's queries are paid for",
+        "losses.py",
+        'kept_BL * ~pad_BL if rows == "valid" else kept_BL',
+        "kept_BL",
+        "asa/test_losses.py::test_the_penalty_is_tau_squared_times_the_attended_units_of_real_queries_per_row",
+    ),
+    Mutation(
         "attention of several rows on a CPU gives their masks one gradient",
         "cpu_attention.py",
         "len(d_scores) if len(found_mask) > 1 else 1",
