@@ -281,13 +281,15 @@ def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     task = run_of(tmp_path / "3", "b", {"test": stored("classification", [[0, 1]], [1])})
     further = {name: stored("classification", [[0, 1]], [1]) for name in ("test", "mm")}
     more = run_of(tmp_path / "4", "a", further)
+    bare = run_of(tmp_path / "5", "a", {})
     blind = rows("classification", np.ones((1, 2)), ["no", "yes"])
     files = [run_of(tmp_path / name, "a", {"submit": blind}, inputs={"task_sha256": name}) for name in ("x", "y")]
     for runs, told in (
         ((files[0], files[1]), "were trained, chosen or scored on other rows of the task"),
         ((one, other), "have not the same rows in test.npz"),
         ((one, task), "several tasks: a, b"),
-        ((one, more), "not for the same splits"),
+        ((one, more), rf"{more} and {one} have not both predictions/mm.npz; give others"),
+        ((one, bare), rf"{bare} has no predictions \(.*; make the run anew"),
     ):
         with pytest.raises(RequestError, match=told):
             ensemble(EnsembleConfig(runs=runs, out=tmp_path / "out"))
