@@ -73,10 +73,12 @@ class TaskModel(nn.Module):
         """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""
         if self.kind == "mlm":
             return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.whole, self.same_dropout)
-        shown = _with_answers(batch) if self.kind == "choice" and "attention_mask" in batch.inputs else batch
+        # Only a mask can tell that an answer is absent.
+        fills = self.kind == "choice" and "attention_mask" in batch.inputs
+        shown = _with_answers(batch) if fills else batch
         with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout, shown.looked):
             logits = _logits(self.model(**shown.inputs))
-        if self.kind == "choice" and "attention_mask" in batch.inputs:
+        if fills:
             # Finite, so that differences of log probabilities stay numbers; within FP16's range.
             logits = logits.masked_fill(_absent(batch), ABSENT)
         return Output(logits)

@@ -206,6 +206,7 @@ def test_rows_longer_than_the_model_takes_are_refused(given: Given) -> None:
         ({"seeds": []}, "seeds"),
         ({"models": {"a/b": "x"}}, "'a/b' cannot name a run's folder"),
         ({"models": {"..": "x"}}, "'..' cannot name a run's folder"),
+        ({"models": {"m" * 101: "x"}}, "cannot name a run's folder, allowed: up to 100 letters"),
         ({"worker": -1}, "allowed: 0 <= worker, set --worker"),
         ({"batch": 0}, "allowed: 1 <= batch, set --batch"),
         ({"patience": 0}, "greater than or equal to 1, set --patience"),
