@@ -23,16 +23,18 @@ from asa.batch import Looked
 from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import Family, check_attention, family
-from asa.signal import Pass, Perturb, Reads, Signal, Tap
+from asa.signal import Left, Pass, Perturb, Reads, Signal, Tap
 from asa.stock import altered, head_types, stock, stock_masked_lm_head
 
 # B rows, D width, L length
+
+WORDS, ATTENTION, BLOCK = range(3)  # kinds of parts
 
 
 class _Attached(NamedTuple):
     """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. trims:
     the last block can leave out tokens that no head reads. head: the parts of a masked LM's head that is Hugging
-    Face's."""
+    Face's. parts: what has hooks, by kind and path."""
 
     signal: Signal
     trims: bool
@@ -40,6 +42,7 @@ class _Attached(NamedTuple):
     handles: list[Any]
     owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
+    parts: list[tuple[int, str, nn.Module]]
 
 
 def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = None) -> Adversaries:
@@ -84,7 +87,13 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     for module, forward in ours:
         vars(module)["forward"] = forward
     vars(model.base_model)["_asa"] = _Attached(
-        signal, trims, head_types(model) if stock_masked_lm_head(model) else None, handles, model, forwards
+        signal,
+        trims,
+        head_types(model) if stock_masked_lm_head(model) else None,
+        handles,
+        model,
+        forwards,
+        _parts(model.base_model, model.get_input_embeddings(), found),
     )
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in recomputed:
@@ -99,6 +108,16 @@ def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
     adds a convolution of all, or where chunks of a length ask for a multiple of it."""
     chunks = getattr(model.config, "chunk_size_feed_forward", 0)
     return bool(found.tail) and model.config.num_hidden_layers > 1 and not chunks
+
+
+def _parts(base: nn.Module, words: nn.Module, found: Family) -> list[tuple[int, str, nn.Module]]:
+    named: Any = base.named_modules()
+    parts: list[tuple[int, str, nn.Module]] = [(WORDS, *next((path, part) for path, part in named if part is words))]
+    for n, block in enumerate(base.get_submodule(found.layers).children()):
+        path = f"{found.layers}.{n}"
+        parts.append((BLOCK, path, block))
+        parts.append((ATTENTION, f"{path}.{found.attention}", block.get_submodule(found.attention)))
+    return parts
 
 
 def trimmed(model: "transformers.PreTrainedModel") -> bool:
@@ -156,7 +175,10 @@ def perturbed(
     attached: _Attached | None = vars(model.base_model).get("_asa")
     if attached is None:
         raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
-    now = Pass(perturb or Perturb(), tap, reads, [], whole or not attached.trims, same_dropout, looked)
+    perturb = perturb or Perturb()
+    asked = perturb.embed_BLD is not None, perturb.attend is not None, tap is not None
+    _check_parts(model.base_model, [part for part in attached.parts if asked[part[0]]])
+    now = Pass(perturb, tap, reads, Left([], []), whole or not attached.trims, same_dropout, looked)
     with attached.signal.during(now):
         yield now
 
@@ -224,20 +246,38 @@ def _take_last(signal: Signal, blocks: int, module: nn.Module, args: tuple[Any, 
     """Show the tap what leaves the last block. Leave the head only the rows asked for: over a vocabulary it costs as
     much as several layers."""
     now = signal.now
-    if now is not None and now.final_tap is not None:
+    if now is None:
+        return
+    if now.final_tap is not None:
         now.final_tap(blocks, output.last_hidden_state)
-    if now is None or now.reads is None:
+    if now.reads is None:
         return
     rows, firsts, head_at_firsts, head_whole = now.reads
     if head_whole:
-        now.first.append(_at(output.last_hidden_state, rows).squeeze(0))
+        now.left.first.append(_at(output.last_hidden_state, rows).squeeze(0))
         return
     states: Tensor = output.last_hidden_state if now.trims else _at(output.last_hidden_state, rows)
     if firsts:
         parts = states.split_with_sizes((rows.shape[1] - firsts, firsts), dim=1)
-        now.first.append(parts[1].squeeze(0))
+        now.left.first.append(parts[1].squeeze(0))
         states = states if head_at_firsts else parts[0]
     output.last_hidden_state = states
+
+
+def _check_parts(base: nn.Module, asked: list[tuple[int, str, nn.Module]]) -> None:
+    """Raises RequestError for a part that is in the model no more: what came into its place has no hooks, and a pass
+    would leave it alone without a word."""
+    moved = [(path, part) for _, path, part in asked if _at_path(base, path) is not part]
+    for path, part in moved:
+        if not any(module is part for module in base.modules()):  # wrapped, perhaps
+            raise RequestError(f"{path} came into the model after asa.attach, which does not know it; attach again")
+
+
+def _at_path(model: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def _trim(signal: Signal, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -12,8 +12,8 @@ from asa import dispatch
 from asa.adversary import MASKED, ASAConfig
 from asa.errors import RequestError
 from asa.families import Family, check_attention
-from asa.fused.products import Products, fits
-from asa.signal import Signal, Site
+from asa.fused.products import Keys, Products, fits
+from asa.signal import Pass, Signal, Site
 
 # B rows, D width, H heads, K width of one head, L length (queries, then keys)
 
@@ -90,11 +90,11 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         return None
     if seat.whole_config is not None:
         check_attention(seat.whole_config._attn_implementation)
-    seen_BLL = _seen(_mask(args, kwargs), h_BLD, additive=not seat.family.score_method)
-    weights = partial(_weights, module, args, kwargs, seen_BLL)
     last = now.perturb.last or len(h_BLD)
+    seen_BLL, keys = _masks(now, _mask(args, kwargs), h_BLD, last, additive=not seat.family.score_method)
+    weights = partial(_weights, module, args, kwargs, seen_BLL)
     fused = partial(_fused, module, h_BLD[-last:])
-    keep = now.perturb.attend(Site(seat.layer, h_BLD[-last:], seen_BLL[-last:], lambda: weights()[-last:], fused))
+    keep = now.perturb.attend(Site(seat.layer, h_BLD[-last:], keys, lambda: weights()[-last:], fused))
     if isinstance(keep, Products):
         seat.products = keep
         return None
@@ -146,6 +146,21 @@ def _with_mask(mask_B1LL: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any])
     if "attention_mask" in kwargs or len(args) < 2:
         return args, kwargs | {"attention_mask": mask_B1LL}
     return (args[0], mask_B1LL, *args[2:]), kwargs
+
+
+def _masks(now: Pass, mask_B1LL: Tensor | None, h_BLD: Tensor, last: int, additive: bool) -> tuple[Tensor, Keys]:
+    """What a layer's mask lets all rows see, and the `last` ones; made once for layers that are given the same mask."""
+    # A compiler would take note of the list and compile for each of its lengths.
+    kept = not torch.compiler.is_compiling()
+    for mask, seen_BLL, keys in now.left.masks if kept else ():
+        same = mask is mask_B1LL and (seen_BLL.device, seen_BLL.shape[-1]) == (h_BLD.device, h_BLD.shape[1])
+        if same and keys.rows == last:
+            return seen_BLL, keys
+    seen_BLL = _seen(mask_B1LL, h_BLD, additive)
+    made = seen_BLL, Keys(seen_BLL[-last:], last)
+    if kept:
+        now.left.masks.append((mask_B1LL, *made))
+    return made
 
 
 def _seen(mask_B1LL: Tensor | None, h_BLD: Tensor, additive: bool) -> Tensor:

@@ -62,7 +62,7 @@ def _attacked(
     config: ASAConfig = module._asa_seat.config
     scale, attacked = _scale(query, scaling), len(found.q_BLD)
     if query.device.type == "cpu" and not supported(config, query.device, found.q_BLD.dtype, query[-attacked:].shape):
-        keep = KeepMap(*found[:4], config.reversal, config.temperature)
+        keep = KeepMap(*found[:3], found.keys.seen_BL, config.reversal, config.temperature)
         context_BLHK, kept_BL = cpu_attention.attacked(query, key, value, attention_mask, dropout, scale, keep)
         found.counted(kept_BL)
         return context_BLHK
@@ -77,7 +77,8 @@ def _attacked(
         q_BHLK,
         k_BHLK,
         v_BHLK,
-        *found[:4],
+        *found[:3],
+        found.keys.state_BL,
         scale=scale,
         dropout=dropout,
         config=config,

@@ -174,6 +174,6 @@ def masked_lm(
     # Not by an index, whose gradient would be a copy among zeros as large as the logits.
     of_rows = logits.squeeze(0) if stock else logits.flatten(0, -2)[rows if head_at_cls else batch.positions]
     if not head_at_cls:
-        return Output(of_rows, now.first[0])
+        return Output(of_rows, now.left.first[0])
     masked, firsts = of_rows.split_with_sizes((len(batch.positions), len(firsts_B)))
-    return Output(masked, now.first[0], firsts)
+    return Output(masked, now.left.first[0], firsts)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asa.batch import Looked
-from asa.fused.products import Products
+from asa.fused.products import Keys, Products
 
 # B rows, D width, H heads, L length (queries, then keys)
 
@@ -18,8 +18,7 @@ class Site(NamedTuple):
     """One self-attention layer in one forward pass, as the maker of its keep map sees it.
 
     layer: from the bottom, from 0. h_BLD: the layer's input.
-    seen_BLL: True where a query may attend a key at all (no padding, within a local layer's window); sizes of 1
-        stand for all.
+    keys: True in seen_BLL where a query may attend a key at all (no padding, within a local layer's window).
     weights: () -> attention weights BHLL of the unperturbed layer without dropout; no gradient. Costs a forward pass.
     fused: () -> the type of the products of which the layer can make its own map while it attends (asa.fused on a GPU,
         asa.cpu_attention); None: it cannot. The first call tries a GPU's kernels, which takes a while.
@@ -27,9 +26,14 @@ class Site(NamedTuple):
 
     layer: int
     h_BLD: Tensor
-    seen_BLL: Tensor
+    keys: Keys
     weights: Callable[[], Tensor]
     fused: Callable[[], torch.dtype | None] = lambda: None
+
+    @property
+    def seen_BLL(self) -> Tensor:
+        """Of `keys`; sizes of 1 stand for all."""
+        return self.keys.seen_BLL
 
 
 Attend = Callable[[Site], Tensor | Products | None]
@@ -66,8 +70,8 @@ class Reads(NamedTuple):
     """What of the final states is read.
 
     rows: positions in the flattened BL, in two dimensions; the model's head gets their states, so arranged.
-    firsts: so many of the rows, the last ones, go to Pass.first, and to the head only if it is `head_at_firsts`.
-    head_whole: the head gets all states as they are, since it may read any; `rows` still go to Pass.first.
+    firsts: so many of the rows, the last ones, go to Left.first, and to the head only if it is `head_at_firsts`.
+    head_whole: the head gets all states as they are, since it may read any; `rows` still go to Left.first.
     """
 
     rows: Tensor
@@ -76,17 +80,29 @@ class Reads(NamedTuple):
     head_whole: bool = False
 
 
+@dataclass
+class Left:
+    """What the hooks of a pass leave behind.
+
+    first: see Reads. masks: layers' masks, which most of them have in common, what each lets all rows see, and the
+    attacked ones.
+    """
+
+    first: list[Tensor]
+    masks: list[tuple[Tensor | None, Tensor, Keys]]
+
+
 class Pass(NamedTuple):
     """One forward pass.
 
-    reads: None: the head gets all states as they are. first: see Reads. whole: the last block computes all tokens,
+    reads: None: the head gets all states as they are. whole: the last block computes all tokens,
     whatever is read. same_dropout: it draws what another pass draws. looked: what is known of the padding mask.
     """
 
     perturb: Perturb
     tap: Tap | None
     reads: Reads | None
-    first: list[Tensor]
+    left: Left
     whole: bool
     same_dropout: bool
     looked: Looked | None = None

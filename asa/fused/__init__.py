@@ -129,7 +129,7 @@ def fused_attention(
     mask_q_BLD: Tensor,
     mask_k_BLD: Tensor,
     mask_bias_BL: Tensor | None,
-    seen_BL: Tensor,
+    state_BL: Tensor,
     *,
     scale: float,
     dropout: float,
@@ -139,8 +139,8 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention under the keep map 1[mask_q mask_k^T + mask_bias > 0], shared by heads (Wu et al. 2023, Eq. 4 to 8).
 
-    Args: all of one of DTYPES but mask_bias, of a query, which is fp32 (None: 0), and seen, which is bool and False at
-        padding keys. scale: of the scores, 1 / sqrt(K).
+    Args: all of one of DTYPES but the state of keys, which is what `states` makes of those seen. mask_bias: of a query;
+        None: 0. scale: of the scores, 1 / sqrt(K).
         dropout: probability, of the weights; it is rounded to 1 / 65536. config: its reversal and temperature.
         beside, clean: what parted these rows from clean ones, and the context of those, which comes first in ours.
     Returns: context_BHLK; kept_BL, fp32, the keys seen and kept by each query, of padding queries too. Both pass
@@ -151,7 +151,14 @@ def fused_attention(
 
     options = Options(scale, dropout, config.reversal, config.temperature)
     operands = (q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD, mask_bias_BL)
-    return FusedAttention.apply(*operands, seen_BL, options, beside or Beside(0), clean_BHLK)
+    return FusedAttention.apply(*operands, state_BL, options, beside or Beside(0), clean_BHLK)
+
+
+def states(seen_BL: Tensor) -> Tensor:
+    """What the kernels know of keys, int8: 0 padding, 1 seen; 2 in a row of padding alone, all of which is attended.
+    Args: seen is bool."""
+    blind = torch.full((1, 1), 2, dtype=torch.int8, device=seen_BL.device)
+    return torch.where(seen_BL.any(1, keepdim=True), seen_BL, blind).contiguous()
 
 
 def cross_entropies(logits_NC: Tensor, labels_N: Tensor) -> Tensor:

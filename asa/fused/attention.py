@@ -28,7 +28,7 @@ class FusedAttention(Function):
         mask_q_BLD: Tensor,
         mask_k_BLD: Tensor,
         mask_bias_BL: Tensor | None,
-        seen_BL: Tensor,
+        state_BL: Tensor,
         options: Options,
         beside: Beside,
         clean_BHLK: Tensor | None,
@@ -36,10 +36,8 @@ class FusedAttention(Function):
         assert (clean_BHLK is None) == (beside.free == 0), "who parted clean rows has their context"
         q_BHLK, k_BHLK, v_BHLK = (_rows_whole(x) for x in (q_BHLK, k_BHLK, v_BHLK))
         if mask_bias_BL is None:
-            mask_bias_BL = mask_q_BLD.new_zeros(mask_q_BLD.shape[:2], dtype=torch.float32)
+            mask_bias_BL = mask_q_BLD.new_zeros(mask_q_BLD.shape[:2])
         made = (mask_q_BLD.contiguous(), mask_k_BLD.contiguous(), mask_bias_BL.contiguous())
-        # 2 for a row that is padding alone, which attends to all of it alike.
-        state_BL = torch.where(seen_BL.any(1, keepdim=True), seen_BL.to(torch.int8), 2).to(torch.int8).contiguous()
         seed = _seed(q_BHLK.device, options.dropout)
         bits_BLW, kept_BL = launch.pack(*made, state_BL)
         map_ = (state_BL, bits_BLW, kept_BL, seed)
@@ -49,7 +47,7 @@ class FusedAttention(Function):
         maps = (state_BL, seed, bits_BLW, kept_BL)
         ctx.save_for_backward(*Saved(q_BHLK, k_BHLK, v_BHLK, *made, *maps, out_BHLK, lse_BHL))
         ctx.options, ctx.beside = options, beside
-        return all_BHLK, kept_BL.float()
+        return all_BHLK, kept_BL
 
     @staticmethod
     @first_only("fused attention's gradients")

@@ -76,11 +76,11 @@ def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
 
 
 def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, mask_bias_BL: Tensor, state_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """(bits_BLW, kept_BL), both int32, of the keep map 1[q k^T + bias > 0] where state is 1."""
+    """(bits_BLW in int32, kept_BL in fp32) of the keep map 1[q k^T + bias > 0] where state is 1."""
     rows, length, width = mask_q_BLD.shape
     words = parts(length, 32)
     bits_BLW = torch.empty(rows, length, words, dtype=torch.int32, device=mask_q_BLD.device)
-    kept_BL = torch.zeros(rows, length, dtype=torch.int32, device=mask_q_BLD.device)
+    kept_BL = torch.zeros(rows, length, dtype=torch.float32, device=mask_q_BLD.device)
     options = tiles("pack", mask_q_BLD.dtype, 0)
     grid = (parts(length, options["M"]), parts(length, options["N"]), rows)
     made = (mask_q_BLD, mask_k_BLD, mask_bias_BL)

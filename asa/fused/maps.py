@@ -23,7 +23,7 @@ def product(q_BLD, k_BLD, bias_M, rows_M, cols_N, length, width, D: tl.constexpr
         q_MD = load_rows(q_BLD + start, rows_M, length, width, width - start, D)
         k_ND = load_rows(k_BLD + start, cols_N, length, width, width - start, D)
         x_MN = tl.dot(q_MD, tl.trans(k_ND), x_MN, input_precision=PRECISION)
-    return x_MN + bias_M[:, None]
+    return x_MN + bias_M.to(tl.float32)[:, None]
 
 
 @triton.jit(do_not_specialize=CHANGING)
@@ -33,7 +33,7 @@ def pack_kernel(
 ):  # fmt: skip
     """Bit k % 32 of word k // 32 is set where a query keeps key k; kept_BL counts them.
 
-    The count is added to in no fixed order, which integers do not mind.
+    The count is added to in no fixed order, which whole numbers do not mind: fp32 holds them.
     """
     row = tl.program_id(2).to(tl.int64)
     rows_M = tl.program_id(0) * M + tl.arange(0, M)
@@ -50,7 +50,8 @@ def pack_kernel(
     inside = (rows_M < length)[:, None] & (word < words)[None, :]
     of_word = (row * length + rows_M[:, None]) * words + word[None, :]
     tl.store(bits_BLW + of_word, tl.sum(lanes, 2), mask=inside)
-    tl.atomic_add(kept_BL + row * length + rows_M, tl.sum(keep_MN, 1), mask=rows_M < length, sem="relaxed")
+    kept_M = tl.sum(keep_MN, 1).to(tl.float32)
+    tl.atomic_add(kept_BL + row * length + rows_M, kept_M, mask=rows_M < length, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=CHANGING)

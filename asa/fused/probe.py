@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from asa.adversary import MASKED, ASAConfig, threshold
-from asa.fused import fused_attention
+from asa.fused import fused_attention, states
 from asa.spare import spare
 
 # B rows, D width, H heads, K width of one head, L length
@@ -56,15 +56,17 @@ def _operands(device: torch.device, dtype: torch.dtype, head: int) -> tuple[list
     maps = [torch.randint(-6, 7, (ROWS, LENGTH, WIDTH), generator=draw) / 4 for _ in range(2)]
     seen_BL = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     seen_BL[0, -UNSEEN:] = False
-    bias_BL = torch.randint(-6, 7, (ROWS, LENGTH), generator=draw).to(device) / 4.0
-    operands = [*(x.to(device, dtype) for x in (*qkv, *maps)), bias_BL]
+    bias_BL = torch.randint(-6, 7, (ROWS, LENGTH), generator=draw) / 4
+    operands = [x.to(device, dtype) for x in (*qkv, *maps, bias_BL)]
     return [x.requires_grad_() for x in operands], seen_BL.to(device)
 
 
 def _fused(operands: list[Tensor], seen_BL: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
     q, k, v, mask_q, mask_k, bias = operands
     scale = q.shape[-1] ** -0.5
-    return fused_attention(q, k, v, mask_q, mask_k, bias, seen_BL, scale=scale, dropout=dropout, config=ASAConfig())
+    return fused_attention(
+        q, k, v, mask_q, mask_k, bias, states(seen_BL), scale=scale, dropout=dropout, config=ASAConfig()
+    )
 
 
 def _spared(operands: list[Tensor], seen_BL: Tensor, dropout: float, state: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from asa.adversary import Adversaries, Adversary, ASAConfig
 from asa.batch import Batch
 from asa.engine import Engine
-from asa.fused.products import Products
+from asa.fused.products import Keys, Products
 from asa.losses import compared, counted_share, counted_units, divergence, kept_keys, pairs, penalty
 from asa.methods.base import At, Stateless, learn
 from asa.model import Output, joined
@@ -34,16 +34,16 @@ class Map(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The same where attention made the map itself: keys that each query keeps, at least in fp32, and keys seen."""
+    """The same where attention made the map itself: keys that each query keeps, at least in fp32, and those it sees."""
 
     kept_BL: Tensor
-    seen_BL: Tensor
+    keys: Keys
 
     def kept(self) -> Tensor:
         return self.kept_BL
 
     def pairs(self) -> tuple[Tensor, Tensor]:
-        return self.kept_BL, self.seen_BL.sum(1, keepdim=True).expand_as(self.kept_BL)
+        return self.kept_BL, self.keys.seen_B1.expand_as(self.kept_BL)
 
 
 Maps = dict[int, Map | Counted]
@@ -134,10 +134,9 @@ def attack(
 
 
 def _products(maker: Adversary, site: Site, dtype: torch.dtype, maps: dict[int, Map | Counted]) -> Products:
-    """What attention makes its map of. Every query of these layers sees the same keys."""
-    seen_BL = site.seen_BLL[:, 0].expand(len(site.h_BLD), -1)
+    """What attention makes its map of."""
 
     def counted(kept_BL: Tensor) -> None:
-        maps.setdefault(site.layer, Counted(kept_BL, seen_BL))
+        maps.setdefault(site.layer, Counted(kept_BL, site.keys))
 
-    return Products(*maker.products(site.h_BLD, dtype), seen_BL, counted)
+    return Products(*maker.products(site.h_BLD, dtype), site.keys, counted)

@@ -1,6 +1,7 @@
 """attach in odd but legal use: pickled, on the base model, in other types, padded on the left, refused half-way."""
 
 import pickle
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -117,6 +118,44 @@ def test_decoders_and_masks_per_head_are_refused() -> None:
         attach(decoder)
     with pytest.raises(ValueError, match=r"dropout shared.*set --asa\.masked_score"):
         ASAConfig(dropout="shared", masked_score="replaced")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parts_that_came_after_attach_are_told_of_where_they_were_to_be_perturbed(name: str) -> None:
+    """They would be left alone, and the attack do nothing, without a word."""
+    model, batch = tiny(name), batch_for(name)
+    attach(model)
+    layers = list(model.base_model.get_submodule(FAMILIES[name].layers).children())
+    attention = FAMILIES[name].attention
+    layers[1].set_submodule(attention, deepcopy(layers[1].get_submodule(attention)))
+    words_BLD = model.get_input_embeddings()(batch.inputs["input_ids"])
+    model(**batch.inputs)  # and nothing is asked of them
+    with perturbed(model, Perturb(embed_BLD=torch.ones_like(words_BLD))):
+        model(**batch.inputs)
+    attacked = Perturb(attend=attend_to(random_keeps(0)))
+    with (
+        pytest.raises(RequestError, match=r"\.1\..* came into the model after asa\.attach"),
+        perturbed(model, attacked),
+    ):
+        model(**batch.inputs)
+    attach(model)
+    model.set_input_embeddings(deepcopy(model.get_input_embeddings()))
+    with perturbed(model, attacked):
+        model(**batch.inputs)
+    with (
+        pytest.raises(RequestError, match=r"embeddings.* came into the model after asa\.attach"),
+        perturbed(model, Perturb(embed_BLD=torch.ones_like(words_BLD))),
+    ):
+        model(**batch.inputs)
+
+
+def test_a_block_that_came_after_attach_is_told_of_where_it_was_to_be_shown() -> None:
+    model, batch = tiny("bert"), tiny_batch()
+    attach(model)
+    layers = model.base_model.get_submodule("encoder.layer")
+    layers.set_submodule("0", deepcopy(layers.get_submodule("0")))
+    with pytest.raises(RequestError, match=r"encoder\.layer\.0 came into"), perturbed(model, tap=lambda _, h_BLD: None):
+        model(**batch.inputs)
 
 
 def test_the_sentence_term_reads_the_first_real_token_of_rows_padded_on_the_left() -> None:

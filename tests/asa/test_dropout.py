@@ -12,10 +12,10 @@ from asa import dropout
 from asa.attention import attach, detach, perturbed
 from asa.hf import checkpoint_activations
 from asa.methods import METHODS, At, MethodsConfig
-from asa.signal import Pass, Perturb, Signal
+from asa.signal import Left, Pass, Perturb, Signal
 from tests.asa.conftest import gradients, tiny_batch, tiny_bert, tiny_engine, tiny_module
 
-NOW = Pass(Perturb(), None, None, [], False, False)
+NOW = Pass(Perturb(), None, None, Left([], []), False, False)
 
 
 @pytest.fixture(autouse=True)

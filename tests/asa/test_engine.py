@@ -17,7 +17,7 @@ from asa.hf import checkpoint_activations
 from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.optim import OptimConfig, learning_rate
-from asa.signal import Pass, Perturb
+from asa.signal import Left, Pass, Perturb
 from tests.asa.conftest import (
     LAYERS,
     LENGTH,
@@ -126,7 +126,7 @@ def test_passes_that_attack_words_alone_leave_torch_its_fastest_kernel(method: s
 
 
 def test_on_a_gpu_one_kernel_draws_what_is_to_be_the_same() -> None:
-    now, gpu = Pass(Perturb(), None, None, [], False, same_dropout=True), torch.device("cuda")
+    now, gpu = Pass(Perturb(), None, None, Left([], []), False, same_dropout=True), torch.device("cuda")
     with dispatch.one_kernel(now, 0.1, gpu):
         assert torch.backends.cuda.mem_efficient_sdp_enabled()
         assert not torch.backends.cuda.flash_sdp_enabled()

@@ -14,7 +14,7 @@ from tests.benchmarks.test_flops import LAYERS, ROWS, WIDTH, by_hand
 pytest.importorskip("triton", reason="no Triton here")
 
 A, B = 6, 4  # of small matrices in fp32
-BOUNDS = 2.25, 2.2, 2.2  # of BERT-base's ASA step by vanilla's: bytes, launches, the rule's time
+BOUNDS = 2.25, 2.0, 2.2  # of BERT-base's ASA step by vanilla's: bytes, launches, the rule's time
 OPERATIONS: dict[str, tuple[Any, int, int]] = {  # what is done with x_AB and w_BA; numbers moved; FLOPs
     "product": (lambda x, w: x @ w, 2 * A * B + A * A, 2 * A * B * A),
     "sum of two": (lambda x, w: x + w.T, 3 * A * B, 0),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from asa.adversary import ASAConfig
-from asa.fused import fused_attention
+from asa.fused import fused_attention, states
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Largest relative error, in the Euclidean norm, of anything that is computed from operands of a type.
@@ -58,7 +58,7 @@ def problem(
     d_context = torch.randn(rows, length, heads, head, generator=draw).to(DEVICE, dtype).transpose(1, 2)
     # Its part in the maps' gradient is about as large as attention's.
     d_kept_BL = torch.randn(rows, length, generator=draw).to(DEVICE) * 1e4
-    bias_BL = torch.randint(-6, 7, (rows, length), generator=draw).to(DEVICE) / 4.0
+    bias_BL = torch.randint(-6, 7, (rows, length), generator=draw).to(DEVICE, dtype) / 4
     bias_BL[:, 1:2] = 0
     operands = tuple(x.requires_grad_() for x in (*qkv, *maps, bias_BL))
     return Problem(operands, seen_BL, d_context, d_kept_BL, dropout, config or ASAConfig())
@@ -68,7 +68,16 @@ def fused(given: Problem) -> dict[str, Tensor]:
     """context, kept and the gradients of all operands, by the kernels."""
     q, k, v, mask_q, mask_k, bias = given.operands
     context, kept = fused_attention(
-        q, k, v, mask_q, mask_k, bias, given.seen_BL, scale=given.scale, dropout=given.dropout, config=given.config
+        q,
+        k,
+        v,
+        mask_q,
+        mask_k,
+        bias,
+        states(given.seen_BL),
+        scale=given.scale,
+        dropout=given.dropout,
+        config=given.config,
     )
     return _with_gradients(given, context, kept, given.operands)
 

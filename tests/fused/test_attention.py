@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asa.adversary import ASAConfig
-from asa.fused import fused_attention
+from asa.fused import fused_attention, states
 from tests.fused.oracle import DEVICE, NAMES, TOLERANCES, error, fused, plain, problem, spared
 
 DTYPES = list(TOLERANCES)
@@ -160,7 +160,7 @@ def test_keys_that_learn_nothing_get_no_gradient_and_no_bias_is_a_bias_of_zero()
     q, k, v, mask_q, mask_k, _ = small.operands
     mask_k.requires_grad_(False)
     context, kept = fused_attention(
-        q, k, v, mask_q, mask_k, None, small.seen_BL, scale=small.scale, dropout=0.0, config=small.config
+        q, k, v, mask_q, mask_k, None, states(small.seen_BL), scale=small.scale, dropout=0.0, config=small.config
     )
     grads = torch.autograd.grad((context, kept), (q, k, v, mask_q), (small.d_context_BHLK, small.d_kept_BL))
     found = {"context": context.detach(), **dict(zip(NAMES, grads, strict=False))}

@@ -12,6 +12,7 @@ from asa.adversary import ASAConfig
 from asa.attention import perturbed
 from asa.batch import Kind
 from asa.engine import PlainEngine
+from asa.fused import products
 from asa.hf import checkpoint_activations
 from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.asa import Map, ready
@@ -87,6 +88,20 @@ def test_a_step_is_the_same_fused(options: str, launched: list[int], monkeypatch
     assert max(errors.values()) < 1e-4, errors
     adversaries = [value for key, value in found.items() if "adversary" in key and key.endswith("weight")]
     assert sum(bool(value.any()) for value in adversaries) == 2 * attacks
+
+
+def test_what_is_made_of_a_mask_is_made_once_for_all_layers(
+    launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Tensor] = []
+    monkeypatch.setattr(products, "states", lambda seen_BL: made.append(seen_BL) or fused.states(seen_BL))
+    module = tiny_module(asa=ASAConfig()).to(DEVICE)
+    mask = tiny_batch().inputs["attention_mask"].to(DEVICE)
+    maps = attacked(module, mask)
+    assert len(launched) == len(maps) == LAYERS > 1
+    assert len(made) == 1
+    assert torch.equal(made[0], mask.bool())
+    assert all(torch.equal(found.pairs()[1][:, 0], mask.sum(1)) for found in maps.values())
 
 
 def test_autocast_decides_the_type_of_the_kernels(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
