@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from asa import dist
 from asa.config import config, from_dict, to_dict
 from asa.errors import RequestError
 from asa.typed import Function
@@ -104,6 +105,23 @@ class _ReversedThreshold(Function):
         return slope.mul_(-ctx.scale / ctx.temperature), None, None
 
 
+class _Together(Function):
+    """Tensors as they are, whose gradients arrive at once.
+
+    On ZeRO 2 DeepSpeed adds up whatever gradients come one after another from each rank, and trusts that all ranks'
+    come in one order. What becomes of an adversary's parts follows the shape of a rank's rows, and so would the order
+    of their gradients: one's would be added to another's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *parts: Tensor) -> tuple[Tensor, ...]:
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        return grads
+
+
 def threshold(x: Tensor, scale: float, temperature: float = 1.0) -> Tensor:
     """1 where x > 0, else 0; the sigmoid's gradient arrives at x reversed, times `scale`."""
     return _ReversedThreshold.apply(x, scale, temperature)
@@ -158,16 +176,19 @@ class Adversary(nn.Module):
         h gets no gradient, so the scores know the maps by Wq^T Wk alone: (h Wq^T + bq) (h Wk^T + bk)^T is q h^T + bias.
         Where tokens are enough that product saves a map of each and the keys' gradient.
         """
-        query, key = self.query, self.key
+        query_DD, query_D, key_DD, key_D = self._weights(h_BLD.dtype)
         if self.heads > 1 or not merges(h_BLD.shape):
-            wide = [(x.weight.to(h_BLD.dtype), x.bias.to(h_BLD.dtype)) for x in (query, key)]
-            return F.linear(h_BLD, *wide[0]), F.linear(h_BLD, *wide[1]), None
-        # Copies under ZeRO 3, which takes back what it has gathered; elsewhere four launches a layer for nothing.
-        copied = hasattr(query.weight, "ds_id")
-        parts = (x.to(h_BLD.dtype, copy=copied) for x in (query.weight, query.bias, key.weight, key.bias))
-        query_DD, query_D, key_DD, key_D = parts
+            return F.linear(h_BLD, query_DD, query_D), F.linear(h_BLD, key_DD, key_D), None
         q_BLD = F.linear(h_BLD, key_DD.T @ query_DD, query_D @ key_DD)
         return q_BLD, h_BLD, h_BLD @ (key_D @ query_DD) + query_D @ key_D
+
+    def _weights(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        # Copies under ZeRO 3, which takes back what it has gathered; elsewhere four launches a layer for nothing.
+        copied = hasattr(self.query.weight, "ds_id")
+        given = (self.query.weight, self.query.bias, self.key.weight, self.key.bias)
+        parts = [x.to(dtype, copy=copied) for x in given]
+        # A view each, whose gradients torch passes on in the order of the views, last one first.
+        return _Together.apply(*(x.view_as(x) for x in parts)) if dist.world() > 1 else tuple(parts)
 
     def forward(self, h_BLD: Tensor, seen_BLL: Tensor, noise_BLL: Tensor | None = None) -> Tensor:
         """Keep map in {0, 1}, BLL or BHLL, at least in fp32; its gradient arrives reversed at this layer's parameters

@@ -7,11 +7,11 @@ is to do lies in the model's Signal while the pass lasts, and while activation c
 Tokens that the head does not read end at the last block's attention: what follows it is computed token by token.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -111,7 +111,7 @@ def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
 
 
 def _parts(base: nn.Module, words: nn.Module, found: Family) -> list[tuple[int, str, nn.Module]]:
-    named: Any = base.named_modules()
+    named = cast(Iterable[tuple[str, nn.Module]], base.named_modules())
     parts: list[tuple[int, str, nn.Module]] = [(WORDS, *next((path, part) for path, part in named if part is words))]
     for n, block in enumerate(base.get_submodule(found.layers).children()):
         path = f"{found.layers}.{n}"

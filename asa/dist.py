@@ -56,6 +56,15 @@ def any_(flag: bool) -> bool:
     return bool(found)
 
 
+def alike(number: int) -> bool:
+    """Whether all ranks have the same number, of 62 bits. Between hosts, as any_."""
+    if world() == 1:
+        return True
+    found = torch.tensor([number, -number])
+    torch_dist.all_reduce(found, op=torch_dist.ReduceOp.MAX, group=_hosts())
+    return not found.sum()
+
+
 def gather(value: Any) -> list[Any]:
     """Every rank's value, in the order of ranks, on every rank; values are small and picklable."""
     if world() == 1:

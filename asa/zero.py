@@ -60,6 +60,7 @@ class DeepSpeedEngine(Passes):
         start(self._adam, self._updated())
         if zero in (1, 2):
             self._optimizer._lazy_init_hp_params_optimizer_state()
+        self._order = _Order(self._optimizer, module) if zero == 2 and dist.world() > 1 else None
         self._update_scale = None
         if precision == "fp16":
             # DeepSpeed changes the scale between the check of the gradients and their division by it.
@@ -80,6 +81,8 @@ class DeepSpeedEngine(Passes):
         self._engine.backward(self._vetoed(loss) * dist.world())
 
     def step(self, norms: bool = False) -> StepStats:
+        if self._order is not None:
+            self._order.check()
         rate, scale = self._next_rate(), self._loss_scale()
         set_rate(self._optimizer, rate)
         self._norms.listen(norms)
@@ -209,6 +212,34 @@ class DeepSpeedEngine(Passes):
                 self._optimizer._reassign_or_swap_out_partitioned_parameters(group)
         elif self._zero:
             self._optimizer.update_lp_params()
+
+
+class _Order:
+    """In which order gradients came since the last update, as a number.
+
+    On ZeRO 2 DeepSpeed adds up whatever gradients come one after another from each rank, and does not look whether they
+    are of the same parameters; on ZeRO 3 it sorts them first.
+    """
+
+    def __init__(self, optimizer: Any, module: nn.Module) -> None:
+        self._number = 0
+        places = {id(p): place for place, p in enumerate(module.parameters(), 1)}
+        passed_on = optimizer.reduce_ready_partitions_and_remove_grads
+
+        def note(p: nn.Parameter, *group: int) -> None:
+            self._number = (self._number * 1_000_003 + places[id(p)]) % (2**61 - 1)
+            passed_on(p, *group)
+
+        optimizer.reduce_ready_partitions_and_remove_grads = note
+
+    def check(self) -> None:
+        """Raises WorkError where it was another one on another rank; nothing is updated yet."""
+        number, self._number = self._number, 0
+        if not dist.alike(number):
+            raise WorkError(
+                "the ranks' gradients came in different orders, and DeepSpeed would add one parameter's to another's;"
+                " set --zero 1 with --precision fp32, or give rows of one length"
+            )
 
 
 def _later(overflow: bool) -> None:

@@ -35,6 +35,7 @@ def main(out: Path) -> None:
         "place": [rank, dist.world(), dist.is_main()],
         "sum": dist.sum_(torch.tensor([rank + 1.0])).tolist(),
         "any": [dist.any_(rank == 1), dist.any_(False)],
+        "alike": [dist.alike(2**61 - 2), dist.alike(7 + rank)],
         "gathered": dist.gather({"rank": rank}),
         "on_main": dist.on_main(lambda: f"made on {rank}"),
         "from_main": dist.from_main_(torch.tensor([5.0 + rank])).tolist(),

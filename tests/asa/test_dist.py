@@ -31,6 +31,7 @@ def test_each_rank_knows_its_place_and_leaves_it(told: list[dict[str, Any]]) -> 
     [
         ("sum", [3.0]),
         ("any", [True, False]),
+        ("alike", [True, False]),
         ("gathered", [{"rank": 0}, {"rank": 1}]),
         ("on_main", "made on 0"),
         ("from_main", [5.0]),
@@ -56,6 +57,7 @@ def test_a_process_alone_is_rank_0_of_1_with_a_group_and_without() -> None:
         value = torch.tensor([2.0])
         assert dist.sum_(value) is value is dist.from_main_(value)
         assert (dist.any_(True), dist.any_(False), dist.gather("x")) == (True, False, ["x"])
+        assert dist.alike(5)
         assert dist.on_main(lambda: 7) == 7
         dist.barrier()
     dist.close()

@@ -5,11 +5,25 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from asa.adversary import merges
 from asa.methods import METHODS
-from tests.contract.worker import FP16_METHODS, LOSS_SCALES, SLICES, STEPS, WORLDS, cases, every_case
+from tests.contract.worker import (
+    ENGINES,
+    FP16_METHODS,
+    LENGTH,
+    LOSS_SCALES,
+    ROWS,
+    SHORT,
+    SLICES,
+    STEPS,
+    WORLDS,
+    cases,
+    every_case,
+)
 from tests.precision.matrix import THIN
 from tests.precision.test_matrix import holds
 from tests.ranks import run_ranks
@@ -57,6 +71,26 @@ def test_on_two_processes_every_stage_resumes_bit_for_bit(results: Path) -> None
     found = json.loads((results / "resume.json").read_text())
     for case in (case for case in THIN if case.precision == "fp32"):
         holds(case, found[case.name])
+
+
+@pytest.mark.parametrize("engine", ENGINES[1:])
+def test_ranks_with_rows_of_two_lengths_give_the_gradients_of_plain_torch(results: Path, engine: str) -> None:
+    """The adversary's scores are computed otherwise in few tokens; DeepSpeed adds up what comes first with what comes
+    first."""
+    width = 16
+    assert [merges(torch.Size([ROWS // 2, length, width])) for length in (SHORT, LENGTH)] == [False, True]
+    expected, found = (load_file(results / f"ragged-{name}.safetensors") for name in ("plain", engine))
+    assert found.keys() == expected.keys()
+    sizes = {name: value.norm().item() for name, value in expected.items() if "key.bias" not in name}  # these are 0
+    assert sum("adversary" in name for name in sizes) == 6
+    for name, size in sizes.items():
+        assert (found[name] - expected[name]).norm().item() <= 1e-5 * size, name
+
+
+def test_gradients_that_come_in_other_orders_are_not_mixed_up_in_silence(results: Path) -> None:
+    said = json.loads((results / "mixed.json").read_text())
+    assert "in different orders" in said.pop("zero2")
+    assert set(said.values()) == {""}
 
 
 def test_no_model_outlives_its_closed_engine(results: Path) -> None:

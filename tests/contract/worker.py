@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as torch_dist
@@ -23,6 +25,7 @@ from asa import dist, perturb
 from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import Engine, PlainEngine
+from asa.errors import WorkError
 from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.creat import CreATConfig
@@ -54,6 +57,7 @@ HIGH_SCALE, HIGH_TOTAL = 2.0**20, 39_000
 # Identical micro-batches of a window by ZeRO stage: sums in bf16 would be off from a few on. 3 takes ten times as long.
 SLICES = {0: 64, 1: 64, 2: 64, 3: 32}
 STEPS, ROWS, LENGTH, MASKED = 2, 8, 12, 3
+SHORT = 4  # tokens of a rank's shorter rows
 # A large eps keeps Adam from turning rounding noise of near-zero gradients into whole steps.
 OPTIM = OptimConfig(lr=1e-2, warmup=0.0, eps=1e-3)
 WALK: dict[str, Any] = {"radius": 0.15, "step_size": 0.1, "start": 0.1}
@@ -240,6 +244,43 @@ def outlives(zero: int) -> bool:
     return model() is not None
 
 
+def short(batch: Batch) -> Batch:
+    """Its first tokens, among which all masked ones are."""
+    assert batch.positions is not None
+    inputs = {name: value[:, :SHORT] for name, value in batch.inputs.items()}
+    rows, columns = batch.positions // LENGTH, batch.positions % LENGTH
+    assert bool((columns < SHORT).all())
+    return replace(batch, inputs=inputs, positions=rows * SHORT + columns)
+
+
+def ragged(name: str) -> dict[str, Tensor]:
+    """Adam's averages of gradients after an update by ASA, to which rank 0 gave shorter rows."""
+    engine, batch = make_engine(name, "asa", 1), micro_batch(0, 0, 1)
+    METHODS["asa"](OPTIONS).backward(engine, batch if dist.rank() else short(batch), At(0, 0))
+    engine.step()
+    return {name: value.clone() for name, value in engine.parts("exp_avg")}
+
+
+def mixed(name: str) -> str:
+    """What is said of the same where gradients come as each rank's shapes have it."""
+    with mock.patch("asa.adversary.dist", SimpleNamespace(world=lambda: 1)):
+        try:
+            ragged(name)
+        except WorkError as error:
+            return str(error)
+    return ""
+
+
+def rows_of_two_lengths(out: Path) -> None:
+    for name in ENGINES:
+        found = ragged(name)
+        if dist.is_main():
+            save_file(found, out / f"ragged-{name}.safetensors")
+    said = {name: mixed(name) for name in ENGINES[1:]}
+    if dist.is_main():
+        (out / "mixed.json").write_text(json.dumps(said))
+
+
 def resume(out: Path) -> None:
     """Each ZeRO stage on two processes, saved and continued."""
     cases = [case for case in matrix.THIN if case.precision == "fp32"]
@@ -262,6 +303,7 @@ def main(out: Path, every: bool) -> None:
         (out / "outlive.json").write_text(json.dumps([zero for zero in range(4) if outlives(zero)]))
     else:
         resume(out)
+        rows_of_two_lengths(out)
     dist.close()  # a process that ends without it is now and then aborted by gloo's threads
 
 

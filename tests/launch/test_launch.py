@@ -82,7 +82,10 @@ def test_two_processes_share_the_fine_tuning_runs(make: Make, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_two_processes_of_deepspeed_share_a_fine_tuning_run(make: Make, still_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("micro_batch", [3, None])
+def test_two_processes_of_deepspeed_share_a_fine_tuning_run(
+    micro_batch: int | None, make: Make, still_model: Path, tmp_path: Path
+) -> None:
     """Losses as those of one process of plain torch; 25 rows in batches of 8 leave one, which a rank has to itself."""
     task = write_task(tmp_path / "odd", rows=25)
     settings = {
@@ -92,7 +95,7 @@ def test_two_processes_of_deepspeed_share_a_fine_tuning_run(make: Make, still_mo
         "log_every": 1,
     }
     save_yaml(make(**settings), tmp_path / "one.yaml")
-    zero = {"engine": "deepspeed", "zero": 2, "micro_batch": 3, "out": tmp_path / "two"}
+    zero = {"engine": "deepspeed", "zero": 2, "micro_batch": micro_batch, "out": tmp_path / "two"}
     save_yaml(make(**settings, **zero), tmp_path / "two.yaml")
     for command in (["finetune", "run", "--config", "one"], ["launch", "finetune", "--ranks", "2", "--config", "two"]):
         done = python(*command[:-1], tmp_path / f"{command[-1]}.yaml")
