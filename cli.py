@@ -265,6 +265,11 @@ def guard(work: Callable[[], None], quiet: bool = False) -> int:
         if not quiet:
             print(INTERRUPTED, file=sys.stderr)
         return 130
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename} is closed to this user; mend its permissions, or name another", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -8,6 +8,7 @@ exp_avg.safetensors and exp_avg_sq.safetensors (Adam's averages), method.safeten
 manifest.json with the position. Random numbers need no state: rows, masks and dropout are functions of (seed, step).
 """
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -206,8 +207,8 @@ def newest_good(root: Path) -> tuple[Path | None, list[str]]:
     Every byte is verified. Raises: WorkError where there are checkpoints and none is whole, or that one is of another
     format.
     """
-    wrong = [f"{left} was not finished" for left in root.glob("step-*.partial")]
     folders = _folders(root)
+    wrong = [f"{left} was not finished" for left in root.glob("step-*.partial")]
     for folder in reversed(folders):
         try:
             facts = manifest.verify(folder, KIND, "--out")
@@ -227,8 +228,17 @@ def complete(root: Path) -> list[Path]:
 
 
 def _folders(root: Path) -> list[Path]:
+    """Raises RequestError where what lies there cannot be seen: a run would begin anew beside its checkpoints."""
+    try:
+        names = os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
+        if root.is_symlink():
+            raise RequestError(f"{root} is a link to what is not there; bring it back, or remove the link") from None
+        return []
+    except OSError as error:
+        raise RequestError(f"{root} cannot be read ({error.strerror}); mend that, or name another folder") from None
     # Others are copies that somebody made, or saves that were cut off just before their rename.
-    return sorted((folder for folder in root.glob("step-*") if re.fullmatch(r"step-\d+", folder.name)), key=_step)
+    return sorted((root / name for name in names if re.fullmatch(r"step-\d+", name)), key=_step)
 
 
 def find(folder: Path, flag: str) -> Path:

@@ -7,6 +7,7 @@ own content, so that a changed byte is found anywhere, in the manifest too. Shar
 import hashlib
 import json
 import shutil
+import stat
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -52,6 +53,10 @@ def write(folder: Path, kind: str, facts: dict[str, Any]) -> None:
     # As it will be read: JSON makes text of keys and lists of tuples, and what is read must give the same text again.
     content = json.loads(json.dumps({"kind": kind, "facts": facts, "files": listed}))
     partial.write_text(_signed(content))
+    # safetensors makes its files for one user alone, whatever this user's others are made for.
+    for path in paths:
+        if path.suffix == ".safetensors":
+            path.chmod(stat.S_IMODE(partial.stat().st_mode))
     fsync(partial)
     partial.rename(folder / NAME)
     fsync(folder)

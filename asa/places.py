@@ -17,15 +17,20 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_folder(folder: Path, flag: str) -> None:
-    """Raises RequestError where there can be no folder: a file stands at `folder`, or where one above it must be."""
+    """Raises RequestError where there can be no folder: a file or a link to nothing stands at `folder`, or where one
+    above it must be, or it would have to be made where this user may not."""
     try:
         with suppress(FileNotFoundError, NotADirectoryError):  # it will be made, or is refused below
             os.stat(folder)
     except OSError as error:  # too long a name, a loop of links, a folder that is closed to us
         raise RequestError(f"{folder} is no place to write ({error.strerror}); set another {flag}") from None
-    standing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    standing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not standing.exists():
+        raise RequestError(f"{standing} is a link to what is not there; bring it back, or set another {flag}")
     if not standing.is_dir():
         raise RequestError(f"{standing} is no folder; set another {flag}")
+    if standing != folder and not os.access(standing, os.W_OK | os.X_OK):
+        raise RequestError(f"{standing} is closed to this user; mend its permissions, or set another {flag}")
 
 
 def check_file(file: Path, flag: str) -> None:

@@ -67,7 +67,9 @@ class Record:
             shutil.rmtree(self._curves, ignore_errors=True)
         with refusal_told(self._curves):
             # It drops what it has from purge_step on, that step too, of which the lines above are kept.
-            self._board = SummaryWriter(str(self._curves), purge_step=None if resume is None else resume + 1)
+            purge = None if resume is None else resume + 1
+            # A signal that ends the run may come inside its queue, whose other end then sleeps so many seconds.
+            self._board = SummaryWriter(str(self._curves), purge_step=purge, flush_secs=5)
         if wandb is not None:
             self._wandb = _weights_and_biases(wandb, folder, facts, going_on=resume is not None)
 
@@ -162,23 +164,33 @@ def _weights_and_biases(project: str, folder: Path, facts: Mapping[str, Any], go
 def read(path: Path) -> list[dict[str, Any]]:
     """The events of a metrics.jsonl, in order; none where there is no file. A torn last line is left out.
 
-    Raises: WorkError for another line that is none: it was not torn in writing, and what it held is lost.
+    Raises: WorkError for another line that is none: it was not torn in writing, and what it held is lost; or where
+        something else than a file stands there, which one might wait for forever.
     """
+    if path.exists() and not path.is_file():
+        raise WorkError(f"{path} is no file; remove it")
     try:
         lines = path.read_bytes().splitlines()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except (FileNotFoundError, NotADirectoryError):
         return []
     events: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            event: Any = json.loads(line.decode())
+            event: Any = json.loads(line.decode(), parse_int=_whole)
             if not isinstance(event, dict):
                 raise ValueError
             events.append(cast("dict[str, Any]", event))
-        except ValueError:  # no object, no JSON or no UTF-8: a line may be torn inside a character
+        except (ValueError, RecursionError):  # no object, no JSON or no UTF-8: a line may be torn inside a character
             if number < len(lines):
                 raise WorkError(f"line {number} of {path} is damaged; restore the file, or remove that line") from None
     return events
+
+
+def _whole(digits: str) -> int:
+    """Raises ValueError for what no run writes, and no float holds."""
+    if abs(number := int(digits)) >= 2**64:
+        raise ValueError
+    return number
 
 
 def finished(path: Path) -> bool:

@@ -3,8 +3,18 @@
 Imports are inside the commands: worker processes import this file again and need none of it.
 """
 
+import signal
+from types import FrameType
+from typing import NoReturn
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
 
 def main() -> None:
+    # Batch systems send it; it ends the work as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _interrupt)
     from cli import main
 
     commands = [build, text, dedup, merge, sample, verify, inspect, tokenizer]

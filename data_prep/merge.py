@@ -1,7 +1,7 @@
 """The command `merge`: what `--shard i/n` made on n machines -> the folder that one machine would have made."""
 
 from asa import manifest
-from asa.errors import WorkError
+from asa.errors import RequestError, WorkError
 from data_prep import stored
 from data_prep.config import MergeConfig
 from data_prep.extract import count_up, print_documents
@@ -19,6 +19,8 @@ def merge(config: MergeConfig) -> None:
     Raises: RequestError where a part is missing, there twice, or made from other inputs or settings; WorkError for a
         damaged part, or where none has a document.
     """
+    if config.out.resolve() in [part.resolve() for part in config.parts]:
+        raise RequestError(f"{config.out} is one of the parts, which are left as they are; set another --out")
     if (config.parts[0] / "shards").is_dir():
         merge_shards(config.parts, config.out, config.overwrite)
         return

@@ -12,14 +12,12 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from tqdm import tqdm
@@ -58,7 +56,7 @@ def run(stage: str, work: Work, parts: Sequence[Part], *, into: Path, marks: Pat
     todo = [part for part in parts if not _is_done(marks / f"{part.name}.json", into)]
     progress = _Progress(stage, parts, todo)
     one = partial(_do, work, marks, into)
-    with _terminate_interrupts(), progress.bar:
+    with progress.bar:
         try:
             _run_here(one, todo, progress) if workers == 1 else _run_spawned(one, todo, workers, progress)
         except KeyboardInterrupt:
@@ -166,17 +164,3 @@ def _follow_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-
-
-@contextmanager
-def _terminate_interrupts() -> Iterator[None]:
-    """SIGTERM, which batch systems send, ends the work as Ctrl-C does."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -65,7 +65,7 @@ class ClusterOptions(Options):
     """Write OUT/job.sbatch, which requeues itself, and submit it by sbatch."""
     nodes: Annotated[int | None, Field(ge=1)] = None
     """Machines of the SLURM job; default: 1."""
-    time: Annotated[str, _like(r"[\d:-]+", "[days-]hours:minutes:seconds")] | None = None
+    time: Annotated[str, _like(r"(\d+-)?\d+(:\d+){0,2}", "[days-]hours:minutes:seconds")] | None = None
     """Time limit of the SLURM job, [days-]hours:minutes:seconds; default: the partition's."""
     partition: Word | None = None
     """Partition of the SLURM job; default: the cluster's."""

@@ -121,6 +121,8 @@ def _check(kind: Kind, inputs: Mapping[str, Any], classes: int | None) -> None:
     ids, labels = inputs["input_ids"], inputs["labels"]
     if kind != "regression" and labels.is_floating_point():
         raise RequestError(f"labels are {labels.dtype}, for {kind!r} they must be integers; mend the data set")
+    if kind == "regression" and not labels.isfinite().all():
+        raise RequestError("a label is no finite number, which 'regression' needs; mend the data set")
     if kind == "choice" and ids.dim() != 3:
         raise RequestError(
             f"input_ids are {list(ids.shape)}, for 'choice' they must be rows x choices x tokens; mend the collator"

@@ -91,6 +91,7 @@ class AdversarialTrainer(TypedTrainer):
 
     def _take(self, model: Any) -> None:
         """Make `model` the one that is trained, with a new adversary beside it."""
+        refuse_args(self.args)  # of a trial of hyperparameter_search they are others
         refuse_types(model)
         self._kind: Kind = kind_of(model, self._asked)
         self._method = limits.check(self._name, self._options, self._precision(model), zero=0)

@@ -34,8 +34,12 @@ class FreeLBConfig(BallConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> "FreeLBConfig":
-        if self.clean_first and self.passes < 2:
-            raise ValueError("clean_first with passes 1 is plain training; set --freelb.passes to 2 or more")
+        if self.clean_first and self.passes < 3:
+            # The last pass does not climb either.
+            raise ValueError(
+                f"clean_first leaves no ascent to passes = {self.passes}, allowed: 3 to 100; raise --freelb.passes or"
+                " leave --freelb.clean_first out"
+            )
         return self
 
 

@@ -16,6 +16,7 @@ from asa.config import flat
 from asa.errors import RequestError
 from asa.methods import MethodsConfig, groups_read
 from finetune.facts import SCHEDULE
+from finetune.report.lines import check
 
 STAGES = ("finetune", "score", "ensemble", "robustness", "pretrain")
 COMPARED = ("finetune", "score")  # stages whose runs stand for a model, a method and a seed on a task
@@ -178,9 +179,12 @@ def weights(run: Run) -> str:
 
 def _read(path: Path, name: str) -> Run:
     events = record.read(path)
-    facts = events[0] if events and events[0].get("event") == "start" else {}
-    by_kind = {kind: [event for event in events if event.get("event") == kind] for kind in ("train", "eval", "end")}
-    return Run(name, path.parent, facts, by_kind["train"], by_kind["eval"], (by_kind["end"] or [None])[-1])
+    if not events or events[0].get("event") != "start":
+        return Run(name, path.parent, {}, [], [], None)  # no record of ours
+    check(events, path)
+    by_kind = {kind: [event for event in events if event["event"] == kind] for kind in ("train", "eval")}
+    end = events[-1] if events[-1]["event"] == "end" else None  # as `record.finished` has it
+    return Run(name, path.parent, events[0], by_kind["train"], by_kind["eval"], end)
 
 
 def _told_adversaries(runs: list[Run]) -> list[Run]:

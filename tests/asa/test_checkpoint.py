@@ -158,6 +158,24 @@ def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path: Path) ->
     assert checkpoint.newest_good(tmp_path) == (tmp_path / "step-4", [])
 
 
+def test_checkpoints_that_cannot_be_seen_are_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run would begin anew beside them, and its record with it."""
+    root = tmp_path / "checkpoints"
+    assert checkpoint.newest_good(root) == (None, [])
+    root.symlink_to(tmp_path / "disk that is not there")
+    with pytest.raises(RequestError, match="checkpoints is a link to what is not there; bring it back"):
+        checkpoint.newest_good(root)
+
+    def closed(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.listdir", closed)
+    with pytest.raises(RequestError, match="checkpoints cannot be read \\(Permission denied\\); mend that"):
+        checkpoint.complete(root)
+
+
 def test_a_first_save_that_was_cut_off_is_told(tmp_path: Path) -> None:
     (tmp_path / "step-5.partial").mkdir()
     assert checkpoint.newest_good(tmp_path) == (None, [f"{tmp_path / 'step-5.partial'} was not finished"])

@@ -195,9 +195,11 @@ def test_fgm_trains_on_both_losses() -> None:
     assert terms["attacked"] > terms["task"] / 2
 
 
-def test_clean_first_alone_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"freelb\.passes"):
-        FreeLBConfig(passes=1, clean_first=True)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_clean_first_without_an_ascent_is_refused(passes: int) -> None:
+    """With no start it is plain training, at twice the cost."""
+    with pytest.raises(ValueError, match=rf"no ascent to passes = {passes}, allowed: 3 to 100; raise --freelb\.passes"):
+        FreeLBConfig(passes=passes, clean_first=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

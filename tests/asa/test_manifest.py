@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
@@ -26,6 +28,17 @@ def folder(tmp_path: Path) -> Path:
 def test_read_and_verify_give_the_facts_of_a_whole_folder(folder: Path) -> None:
     assert manifest.read(folder, "fruit", "--data") == {"count": 2}
     assert manifest.verify(folder, "fruit", "--data") == {"count": 2}
+
+
+def test_weights_are_as_open_as_this_users_files(folder: Path) -> None:
+    """safetensors makes them for one user alone, and a colleague could not load the model."""
+    save_file({"w": torch.ones(1)}, folder / "model.safetensors")
+    before = os.umask(0o027)
+    try:
+        manifest.write(folder, "fruit", {"count": 2})
+    finally:
+        os.umask(before)
+    assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o640
 
 
 def test_same_content_gives_the_same_manifest(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from safetensors import SafetensorError
 
 from asa.errors import NotWritten, RequestError, WorkError
-from asa.places import clear, locked, remove, whole
+from asa.places import check_folder, clear, locked, remove, whole
 
 
 def fail(path: Path, error: BaseException) -> None:
@@ -25,6 +25,20 @@ def test_a_file_is_put_in_place_at_the_end_alone(tmp_path: Path) -> None:
         assert not path.exists()
     assert path.read_text() == "all"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_no_folder_is_made_where_a_link_leads_nowhere_or_this_user_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_folder(tmp_path / "a" / "b", "--out")
+    (tmp_path / "link").symlink_to(tmp_path / "disk that is not there")
+    for path in (tmp_path / "link", tmp_path / "link" / "run"):
+        with pytest.raises(RequestError, match="link is a link to what is not there; bring it back, or set"):
+            check_folder(path, "--out")
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    check_folder(tmp_path, "--out")  # which is there: what is to be written in it is not known here
+    with pytest.raises(RequestError, match="closed to this user; mend its permissions, or set another --out"):
+        check_folder(tmp_path / "a" / "b", "--out")
 
 
 # A library's own OSError has no number.

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,6 +206,33 @@ def test_a_damaged_line_amid_others_is_named(path: Path) -> None:
     path.write_text(path.read_text().replace('"step": 2,', '"step" 2,'))
     with pytest.raises(WorkError, match=r"line 3 of .*metrics\.jsonl is damaged"):
         record.read(path)
+
+
+@pytest.mark.parametrize("item", ["[" * 100_000, f'{{"event": "end", "score": {10**400}}}'], ids=["deep", "huge"])
+def test_what_json_has_no_room_for_is_a_damaged_line(path: Path, item: str) -> None:
+    lines = path.read_text().splitlines(keepends=True)[:3]
+    path.write_text("".join([*lines, item]))  # as torn
+    assert record.read(path) == [json.loads(line) for line in lines]
+    path.write_text("".join([*lines, f"{item}\n", "{}\n"]))
+    with pytest.raises(WorkError, match=r"line 4 of .*metrics\.jsonl is damaged"):
+        record.read(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "metrics.jsonl")
+    with pytest.raises(WorkError, match=r"metrics\.jsonl is no file; remove it"):
+        record.read(tmp_path / "metrics.jsonl")
+
+
+def test_a_signal_inside_the_curves_queue_is_waited_for_a_few_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other end sleeps so long where it was not woken; TensorBoard's own is two minutes, and a cluster kills."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(record, "SummaryWriter", lambda folder, **given: asked.update(given))
+    Record(tmp_path, {})
+    assert asked["flush_secs"] <= 5
 
 
 def test_bytes_that_are_no_utf8_are_a_damaged_line_and_a_torn_one_at_the_end(path: Path) -> None:

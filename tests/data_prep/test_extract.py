@@ -55,6 +55,10 @@ def test_shards_merge_into_the_bytes_of_one_run(
         assert run("text", plain, "--out", shard, "--shard", f"{index}/3") == 0
     assert run("merge", *reversed(shards), "--out", tmp_path / "out") == 0
     assert content(tmp_path / "out") == content(tmp_path / "whole")
+    before = content(shards[1])
+    assert run("merge", *shards, "--out", shards[1], "--overwrite", "true") == 2
+    assert "is one of the parts" in one_line(capsys)
+    assert content(shards[1]) == before
     assert run("merge", *shards, "--out", tmp_path / "out") == 0
     assert "up to date" in capsys.readouterr().out
 

@@ -288,6 +288,13 @@ def test_ctrl_c_is_one_line_and_resumable(
     assert content(out) == expected
 
 
+def test_sigterm_before_the_parts_is_one_line() -> None:
+    work = "import os, signal; import cli; cli.main = lambda *_: os.kill(os.getpid(), signal.SIGTERM)"
+    command = [sys.executable, "-c", f"{work}; from data_prep.__main__ import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == "error: interrupted; run the same command again to go on\n"
+
+
 def test_a_full_disk_is_one_line_and_resumable(big_dump: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
     out = tmp_path / "out"
     most = sorted(len(data) for name, data in expected.items() if name != manifest.NAME)[3]

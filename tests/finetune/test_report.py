@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from finetune.__main__ import main
 from finetune.config import ReportConfig
 from finetune.report.collect import NEUTRAL, collect
@@ -299,6 +299,39 @@ def test_a_run_made_twice_with_other_scores_is_refused(runs: Path) -> None:
     tuned(runs / "again", "vanilla", 0, 0.81)
     with pytest.raises(RequestError, match=r"again/base-vanilla-0 and base-vanilla-0 are the same run .* other scores"):
         collect(runs)
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "said"),
+    [
+        (1, {"seed": "0"}, r"seed: input should be a valid integer"),
+        (1, {"seed": [0]}, "seed: "),
+        (1, {"metrics": 3}, "metrics: "),
+        (1, {"metrics": [1]}, r"metrics\.0: "),
+        (1, {"config": None}, "config: "),
+        (1, {"config": ["x"]}, "config: "),
+        (1, {"config": {"asa": {"tau": "0.3"}}}, r"config\.asa\.tau: "),
+        (1, {"inputs": "x"}, "inputs: "),
+        (2, {"step": "10"}, "step: "),
+        (2, {"step": None}, "step: "),
+        (3, {"event": 7}, "event: "),
+        (3, {"event": "start"}, "another record begins there"),
+    ],
+)
+def test_a_line_that_no_run_writes_is_named(runs: Path, line: int, change: dict[str, Any], said: str) -> None:
+    path = runs / "base-asa-0" / "metrics.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    lines[line - 1] |= change
+    path.write_text("".join(json.dumps(event) + "\n" for event in lines))
+    with pytest.raises(WorkError, match=rf"line {line} of .*base-asa-0/metrics\.jsonl is damaged \({said}.*remove the"):
+        collect(runs)
+
+
+def test_a_record_that_goes_on_after_its_end_is_unfinished(runs: Path) -> None:
+    with (runs / "base-asa-0" / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "step": 30, "loss": 1.0}\n')
+    (run,) = [run for run in collect(runs) if run.name == "base-asa-0"]
+    assert run.end is None
 
 
 ATTACK = {"stage": "robustness", "task": "rte", "model": "m", "method": "asa", "seed": 0, "reference": "r"}

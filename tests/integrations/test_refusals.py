@@ -1,5 +1,6 @@
 """What AdversarialTrainer refuses: one line that says what to change, before anything is trained."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,26 @@ def test_batches(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     data = [{name: value for name, value in row.items() if value is not None} for row in data]
     with pytest.raises(RequestError, match=message):
         build(tmp_path, train_dataset=data).train()
+
+
+def test_a_regression_to_what_is_no_number(tmp_path: Path) -> None:
+    data = rows("regression", 8)
+    data[3]["labels"] = torch.tensor(math.nan)
+    with pytest.raises(RequestError, match="a label is no finite number, which 'regression' needs; mend the data set"):
+        build(tmp_path, model=tiny_bert("regression"), train_dataset=data).train()
+
+
+def test_training_arguments_of_a_trial(tmp_path: Path) -> None:
+    """hyperparameter_search puts them into the trainer's, which was made with others."""
+    trainer = AdversarialTrainer(
+        args=arguments(tmp_path),
+        model_init=lambda: tiny_bert("classification"),
+        train_dataset=rows("classification", 8),
+        method="asa",
+    )
+    trainer.args.label_smoothing_factor = 0.5
+    with pytest.raises(RequestError, match=r"label_smoothing_factor = 0\.5"):
+        trainer.call_model_init()
 
 
 def test_labels_that_a_head_has_not_are_known_where_it_says_what_it_has() -> None:

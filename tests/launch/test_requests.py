@@ -85,6 +85,7 @@ WRONG = {
     "slurm and a time of words": Wrong(
         [*SLURM, "--time", "long"], 2, "time = 'long': allowed: [days-]hours:minutes:seconds, set --time"
     ),
+    "slurm and a time of dashes": Wrong([*SLURM, "--time=---"], 2, "time = '---': allowed: [days-]hours"),
     "slurm and no option": Wrong(
         [*SLURM, "--sbatch", "account=x"],
         2,
