@@ -1,6 +1,7 @@
 """The command lines of every stage: `--config FILE`, dotted overrides, --help from the field docs, one-line errors."""
 
 import difflib
+import errno
 import json
 import os
 import re
@@ -266,10 +267,10 @@ def guard(work: Callable[[], None], quiet: bool = False) -> int:
             print(INTERRUPTED, file=sys.stderr)
         return 130
     except PermissionError as error:
-        if error.filename is None:
+        if error.errno != errno.EACCES or error.filename is None:
             raise
         print(f"error: {error.filename} is closed to this user; mend its permissions, or name another", file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 

@@ -31,10 +31,19 @@ from asa.stock import altered, head_types, stock, stock_masked_lm_head
 WORDS, ATTENTION, BLOCK = range(3)  # kinds of parts
 
 
+class _Part(NamedTuple):
+    """Of a base model, what has hooks; `inside`: the rest of its path. part: None where none is to be."""
+
+    kind: int
+    path: str
+    inside: str
+    part: nn.Module | None
+
+
 class _Attached(NamedTuple):
     """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. trims:
     the last block can leave out tokens that no head reads. head: the parts of a masked LM's head that is Hugging
-    Face's. parts: what has hooks, by kind and path."""
+    Face's. parts: what has hooks."""
 
     signal: Signal
     trims: bool
@@ -42,7 +51,7 @@ class _Attached(NamedTuple):
     handles: list[Any]
     owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
-    parts: list[tuple[int, str, nn.Module]]
+    parts: list[_Part]
 
 
 def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = None) -> Adversaries:
@@ -74,7 +83,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     for n, block in enumerate(layers):
         handles.append(block.register_forward_pre_hook(partial(_tap, signal, n), with_kwargs=True))
     handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
-    handles.append(model.base_model.register_forward_pre_hook(partial(_refuse_embeds, signal), with_kwargs=True))
+    handles.append(model.base_model.register_forward_pre_hook(partial(_begin, signal), with_kwargs=True))
     if own and not found.score_method:
         handles.append(model.base_model.register_forward_pre_hook(partial(_give_mask, signal, model), with_kwargs=True))
     handles.append(model.base_model.register_forward_hook(partial(_take_last, signal, len(layers))))
@@ -110,14 +119,17 @@ def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
     return bool(found.tail) and model.config.num_hidden_layers > 1 and not chunks
 
 
-def _parts(base: nn.Module, words: nn.Module, found: Family) -> list[tuple[int, str, nn.Module]]:
+def _parts(base: nn.Module, words: nn.Module, found: Family) -> list[_Part]:
     named = cast(Iterable[tuple[str, nn.Module]], base.named_modules())
-    parts: list[tuple[int, str, nn.Module]] = [(WORDS, *next((path, part) for path, part in named if part is words))]
-    for n, block in enumerate(base.get_submodule(found.layers).children()):
+    # A model's own way to words may lie outside of its encoder.
+    parts = [_Part(WORDS, path, "", part) for path, part in named if part is words]
+    blocks = list(base.get_submodule(found.layers).children())
+    for n, block in enumerate(blocks):
         path = f"{found.layers}.{n}"
-        parts.append((BLOCK, path, block))
-        parts.append((ATTENTION, f"{path}.{found.attention}", block.get_submodule(found.attention)))
-    return parts
+        parts.append(_Part(BLOCK, path, "", block))
+        parts.append(_Part(ATTENTION, path, f".{found.attention}", block.get_submodule(found.attention)))
+    end = f"{found.layers}.{len(blocks)}"
+    return [*parts, _Part(BLOCK, end, "", None), _Part(ATTENTION, end, "", None)]
 
 
 def trimmed(model: "transformers.PreTrainedModel") -> bool:
@@ -177,7 +189,7 @@ def perturbed(
         raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
     perturb = perturb or Perturb()
     asked = perturb.embed_BLD is not None, perturb.attend is not None, tap is not None
-    _check_parts(model.base_model, [part for part in attached.parts if asked[part[0]]])
+    _check_parts(model.base_model, [part for part in attached.parts if asked[part.kind]])
     now = Pass(perturb, tap, reads, Left([], []), whole or not attached.trims, same_dropout, looked)
     with attached.signal.during(now):
         yield now
@@ -193,7 +205,9 @@ def _shift_embeddings(signal: Signal, module: nn.Module, args: tuple[Any, ...], 
     return words_BLD + signal.now.perturb.embed_BLD
 
 
-def _refuse_embeds(signal: Signal, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _begin(signal: Signal, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if signal.now is not None and not torch.compiler.is_compiling():
+        signal.now.left.masks.clear()  # of an earlier forward of the same pass
     shifted = signal.now is not None and signal.now.perturb.embed_BLD is not None
     if shifted and kwargs.get("inputs_embeds") is not None:
         raise RequestError("inputs_embeds pass the word embeddings by, which are perturbed; give input_ids")
@@ -264,13 +278,17 @@ def _take_last(signal: Signal, blocks: int, module: nn.Module, args: tuple[Any, 
     output.last_hidden_state = states
 
 
-def _check_parts(base: nn.Module, asked: list[tuple[int, str, nn.Module]]) -> None:
-    """Raises RequestError for a part that is in the model no more: what came into its place has no hooks, and a pass
-    would leave it alone without a word."""
-    moved = [(path, part) for _, path, part in asked if _at_path(base, path) is not part]
-    for path, part in moved:
-        if not any(module is part for module in base.modules()):  # wrapped, perhaps
-            raise RequestError(f"{path} came into the model after asa.attach, which does not know it; attach again")
+def _check_parts(base: nn.Module, asked: list[_Part]) -> None:
+    """Raises RequestError for a part that is not, or not in another's wrapping, where it was: what has no hooks a pass
+    would leave alone without a word."""
+    for _, path, inside, part in asked:
+        if _at_path(base, path + inside) is part:
+            continue
+        there = _at_path(base, path) or base
+        if part is None or not any(module is part for module in there.modules()):
+            raise RequestError(
+                f"{path}{inside} was added, replaced or removed after asa.attach, which does not know it; attach again"
+            )
 
 
 def _at_path(model: nn.Module, path: str) -> nn.Module | None:

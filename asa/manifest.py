@@ -9,7 +9,7 @@ import json
 import shutil
 import stat
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ def write(folder: Path, kind: str, facts: dict[str, Any]) -> None:
     # safetensors makes its files for one user alone, whatever this user's others are made for.
     for path in paths:
         if path.suffix == ".safetensors":
-            path.chmod(stat.S_IMODE(partial.stat().st_mode))
+            with suppress(OSError):  # some file systems have no modes
+                path.chmod(stat.S_IMODE(partial.stat().st_mode))
     fsync(partial)
     partial.rename(folder / NAME)
     fsync(folder)

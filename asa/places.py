@@ -30,7 +30,7 @@ def check_folder(folder: Path, flag: str) -> None:
     if not standing.is_dir():
         raise RequestError(f"{standing} is no folder; set another {flag}")
     if standing != folder and not os.access(standing, os.W_OK | os.X_OK):
-        raise RequestError(f"{standing} is closed to this user; mend its permissions, or set another {flag}")
+        raise RequestError(f"{standing} cannot be written to by this user; mend that, or set another {flag}")
 
 
 def check_file(file: Path, flag: str) -> None:

@@ -176,7 +176,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            event: Any = json.loads(line.decode(), parse_int=_whole)
+            event: Any = json.loads(line.decode())
             if not isinstance(event, dict):
                 raise ValueError
             events.append(cast("dict[str, Any]", event))
@@ -184,13 +184,6 @@ def read(path: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise WorkError(f"line {number} of {path} is damaged; restore the file, or remove that line") from None
     return events
-
-
-def _whole(digits: str) -> int:
-    """Raises ValueError for what no run writes, and no float holds."""
-    if abs(number := int(digits)) >= 2**64:
-        raise ValueError
-    return number
 
 
 def finished(path: Path) -> bool:

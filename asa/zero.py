@@ -238,7 +238,7 @@ class _Order:
         if not dist.alike(number):
             raise WorkError(
                 "the ranks' gradients came in different orders, and DeepSpeed would add one parameter's to another's;"
-                " set --zero 1 with --precision fp32, or give rows of one length"
+                " set --zero 3, or --zero 1 with --precision fp32, or give rows of one length"
             )
 
 

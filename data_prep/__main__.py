@@ -13,10 +13,10 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main() -> None:
-    # Batch systems send it; it ends the work as Ctrl-C does.
-    signal.signal(signal.SIGTERM, _interrupt)
     from cli import main
 
+    # Batch systems send it; it ends the work as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _interrupt)
     commands = [build, text, dedup, merge, sample, verify, inspect, tokenizer]
     main({command.__name__: command for command in commands}, "data_prep")
 

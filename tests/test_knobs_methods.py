@@ -57,7 +57,7 @@ METHOD_KNOBS: dict[str, dict[str, Knob]] = {
     "pgd": {**BALL, **DROPOUT, "ascents": Knob(3)},
     "freeat": {**BALL, "replays": Knob(3)},
     "yopo": {**BALL, **DROPOUT, "passes": Knob(2), "inner": Knob(1)},
-    "freelb": {**BALL, **DROPOUT, "passes": Knob(3), "clean_first": Knob(True, {"start": 0.05, "passes": 3})},
+    "freelb": {**BALL, **DROPOUT, "passes": Knob(3), "clean_first": Knob(True, {"start": 0.05})},
     "creat": {**BALL, "dropout": Knob("shared"), "ascents": Knob(2), "temperature": Knob(9.0, {"start": 0.05})},
     "fgm": {**DROPOUT, "ball": Knob("linf"), "radius": Knob(0.1), "weight": Knob(0.1)},
     "smart": {

@@ -15,6 +15,7 @@ from torch import Tensor
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
+from asa.errors import RequestError
 from asa.losses import task_loss
 from asa.methods.ball import BallConfig, Dropout, begin, climb, dropout, inside, room
 from asa.methods.base import At, Stateless
@@ -34,12 +35,8 @@ class FreeLBConfig(BallConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> "FreeLBConfig":
-        if self.clean_first and self.passes < 3:
-            # The last pass does not climb either.
-            raise ValueError(
-                f"clean_first leaves no ascent to passes = {self.passes}, allowed: 3 to 100; raise --freelb.passes or"
-                " leave --freelb.clean_first out"
-            )
+        if self.clean_first and self.passes < 2:
+            raise ValueError("clean_first with passes 1 is plain training; set --freelb.passes to 2 or more")
         return self
 
 
@@ -47,6 +44,12 @@ class FreeLB(Stateless):
     """The mean of the task losses of all passes."""
 
     def __init__(self, options: FreeLBConfig) -> None:
+        # Nor does the last pass climb.
+        if options.passes - options.clean_first < 2 and options.start == 0:
+            raise RequestError(
+                f"method freelb with passes = {options.passes}{', clean_first' * options.clean_first} and start = 0 is"
+                " plain training: no pass sees a perturbation; raise --freelb.passes or --freelb.start"
+            )
         self.options = inside(options)
         self.passes = options.passes
 

@@ -4,8 +4,8 @@ import dataclasses
 import fnmatch
 import hashlib
 import json
-import math
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +114,7 @@ class Run:
     def figures(self) -> dict[str, float]:
         """The finite numbers of the end line; none of an unfinished run."""
         numbers = {key: value for key, value in (self.end or {}).items() if isinstance(value, int | float)}
-        return {key: value for key, value in numbers.items() if math.isfinite(value)}
+        return {key: value for key, value in numbers.items() if abs(value) <= sys.float_info.max}
 
     @property
     def scores(self) -> dict[str, float]:

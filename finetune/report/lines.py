@@ -1,25 +1,26 @@
-"""What the lines of a record must be like for the report, which compares, counts and draws what they hold."""
+"""What lines of a record must be like for the report, which compares, counts and draws what they hold."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from asa.errors import WorkError
 
 
-class _Line(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Line(_Strict):
     event: str
 
 
-class _ASA(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+class _ASA(_Strict):
     tau: float | None = None
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+class _Config(_Strict):
     asa: _ASA | None = None
 
 
@@ -32,13 +33,25 @@ class _Start(_Line):
     classes: dict[str, Any] | None = None
     task_facts: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
+    request: dict[str, Any] | None = None
+    models: list[str] | None = None
 
 
 class _Step(_Line):
-    step: int
+    __pydantic_extra__: dict[str, float | list[float | None] | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    step: Annotated[int, Field(ge=0, lt=2**63)]
+    split: str | None = None
 
 
-_KINDS = {"start": _Start, "train": _Step, "eval": _Step}
+class _Train(_Step):
+    masked_share: list[float | None] | None = None
+
+
+class _Eval(_Step):
+    __pydantic_extra__: dict[str, float | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+_KINDS = {"start": _Start, "train": _Train, "eval": _Eval}
 
 
 def check(events: list[dict[str, Any]], path: Path) -> None:

@@ -1,6 +1,7 @@
 """attach in odd but legal use: pickled, on the base model, in other types, padded on the left, refused half-way."""
 
 import pickle
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel, PreTrainedModel
+from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedModel
 
 from asa.adversary import ASAConfig
 from asa.attention import attach, detach, perturbed
@@ -19,7 +20,7 @@ from asa.hf import check_model, checkpoint_activations
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
 from asa.signal import Perturb, Site
-from tests.asa.conftest import ROWS, attend_to, batch_for, gradients, random_keeps, tiny_batch, tiny_engine
+from tests.asa.conftest import LAYERS, ROWS, attend_to, batch_for, gradients, random_keeps, tiny_batch, tiny_engine
 from tests.asa.encoders import LENGTH, tiny
 
 
@@ -134,7 +135,7 @@ def test_parts_that_came_after_attach_are_told_of_where_they_were_to_be_perturbe
         model(**batch.inputs)
     attacked = Perturb(attend=attend_to(random_keeps(0)))
     with (
-        pytest.raises(RequestError, match=r"\.1\..* came into the model after asa\.attach"),
+        pytest.raises(RequestError, match=r"\.1\..* was added, replaced or removed after asa\.attach"),
         perturbed(model, attacked),
     ):
         model(**batch.inputs)
@@ -143,19 +144,74 @@ def test_parts_that_came_after_attach_are_told_of_where_they_were_to_be_perturbe
     with perturbed(model, attacked):
         model(**batch.inputs)
     with (
-        pytest.raises(RequestError, match=r"embeddings.* came into the model after asa\.attach"),
+        pytest.raises(RequestError, match=r"embeddings.* was added, replaced or removed after asa\.attach"),
         perturbed(model, Perturb(embed_BLD=torch.ones_like(words_BLD))),
     ):
         model(**batch.inputs)
 
 
-def test_a_block_that_came_after_attach_is_told_of_where_it_was_to_be_shown() -> None:
+class Wrapped(torch.nn.Module):
+    def __init__(self, part: torch.nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.part(*args, **kwargs)
+
+
+CHANGES: dict[str, tuple[str, Any]] = {
+    "replaced": ("0", lambda layers: [deepcopy(layers[0]), *layers[1:]]),
+    "put first": ("0", lambda layers: [deepcopy(layers[0]), *layers]),
+    "put last": (str(LAYERS), lambda layers: [*layers, deepcopy(layers[0])]),
+    "swapped": ("0", lambda layers: layers[::-1]),
+    "removed": ("1", lambda layers: layers[:-1]),
+    "wrapped": ("", lambda layers: [layers[0], Wrapped(layers[1])]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_blocks_that_are_not_where_they_were_are_told_of_where_they_were_to_be_shown(change: str) -> None:
     model, batch = tiny("bert"), tiny_batch()
     attach(model)
-    layers = model.base_model.get_submodule("encoder.layer")
-    layers.set_submodule("0", deepcopy(layers.get_submodule("0")))
-    with pytest.raises(RequestError, match=r"encoder\.layer\.0 came into"), perturbed(model, tap=lambda _, h_BLD: None):
-        model(**batch.inputs)
+    encoder: Any = model.base_model.get_submodule("encoder")
+    where, made = CHANGES[change]
+    encoder.layer = torch.nn.ModuleList(made(list(encoder.get_submodule("layer").children())))
+    said = pytest.raises(RequestError, match=rf"encoder\.layer\.{where}.* was added, replaced or removed")
+    attacked: Any = {"perturb": Perturb(attend=attend_to(random_keeps(0)))}
+    shown: Any = {"tap": lambda _, h_BLD: None}
+    for asked in (attacked, shown):
+        with said if where else nullcontext(), perturbed(model, **asked):
+            model(**batch.inputs)
+
+
+def test_words_that_are_no_part_of_the_encoder_are_no_hindrance() -> None:
+    class Mine(BertForMaskedLM):
+        def __init__(self, config: BertConfig) -> None:
+            super().__init__(config)
+            self.own = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+
+        def get_input_embeddings(self) -> torch.nn.Module:
+            return self.own
+
+    config: Any = tiny("bert").config
+    attach(Mine(config))
+
+
+def test_a_mask_that_is_changed_between_two_forwards_of_a_pass_is_looked_at_again() -> None:
+    model, batch = tiny("bert"), tiny_batch()
+    attach(model)
+    seen: list[Tensor] = []
+
+    def attend(site: Site) -> None:
+        seen.append(site.seen_BLL.clone())
+
+    mask_B1LL = torch.zeros(ROWS, 1, LENGTH, LENGTH)
+    with perturbed(model, Perturb(attend=attend)) as now:
+        for hidden in (1, 3):
+            mask_B1LL[:, :, :, -hidden:] = torch.finfo(torch.float32).min
+            model(input_ids=batch.inputs["input_ids"], attention_mask=mask_B1LL)
+            assert len(now.left.masks) == 1
+    assert [int(one[0, 0].sum()) for one in seen] == [LENGTH - 1] * LAYERS + [LENGTH - 3] * LAYERS
 
 
 def test_the_sentence_term_reads_the_first_real_token_of_rows_padded_on_the_left() -> None:

@@ -387,11 +387,13 @@ def test_an_interrupt_before_a_command_begins_is_a_line_and_a_bug_is_not(error: 
 
 
 def test_what_is_closed_to_this_user_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert guard(lambda: fail(PermissionError(13, "Permission denied", "data/x.json"))) == 1
+    assert guard(lambda: fail(PermissionError(13, "Permission denied", "data/x.json"))) == 2
     said = "error: data/x.json is closed to this user; mend its permissions, or name another\n"
     assert capsys.readouterr().err == said
     with pytest.raises(PermissionError):
         guard(lambda: fail(PermissionError("of no file")))
+    with pytest.raises(PermissionError):
+        guard(lambda: fail(PermissionError(1, "Operation not permitted", "data/x.json")))
 
 
 def test_a_bug_keeps_its_traceback() -> None:

@@ -195,11 +195,16 @@ def test_fgm_trains_on_both_losses() -> None:
     assert terms["attacked"] > terms["task"] / 2
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-def test_clean_first_without_an_ascent_is_refused(passes: int) -> None:
-    """With no start it is plain training, at twice the cost."""
-    with pytest.raises(ValueError, match=rf"no ascent to passes = {passes}, allowed: 3 to 100; raise --freelb\.passes"):
-        FreeLBConfig(passes=passes, clean_first=True)
+def test_clean_first_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"freelb\.passes"):
+        FreeLBConfig(passes=1, clean_first=True)
+
+
+@pytest.mark.parametrize("options", [{"passes": 1}, {"passes": 2, "clean_first": True}])
+def test_passes_of_which_none_sees_a_perturbation_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"start = 0 is plain training.*raise --freelb\.passes or --freelb\.start"):
+        FreeLB(FreeLBConfig(**options))
+    FreeLB(FreeLBConfig(**options, start=0.05))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

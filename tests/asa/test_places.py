@@ -37,7 +37,7 @@ def test_no_folder_is_made_where_a_link_leads_nowhere_or_this_user_may_not(
             check_folder(path, "--out")
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     check_folder(tmp_path, "--out")  # which is there: what is to be written in it is not known here
-    with pytest.raises(RequestError, match="closed to this user; mend its permissions, or set another --out"):
+    with pytest.raises(RequestError, match="cannot be written to by this user; mend that, or set another --out"):
         check_folder(tmp_path / "a" / "b", "--out")
 
 
