@@ -1,6 +1,7 @@
 """Rank helpers that are the identity in a single process, so one code path serves both."""
 
 import re
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from asa.typed import manual_seed
 torch_dist: Any = torch.distributed  # which has types for some of its functions' arguments only
 T = TypeVar("T")
 JOIN = timedelta(minutes=10)  # that ranks may be apart at their start
+LAST_THREADS = 0.2  # seconds that gloo's threads have for their end
 
 
 def active() -> bool:
@@ -127,7 +129,12 @@ def _meet() -> tuple[Store, int, int]:
 def close() -> None:
     _made.clear()
     if active():
+        several = world() > 1
         torch_dist.destroy_process_group()
+        if several:
+            # A thread of gloo's that has the last message's tensor asks Python to free it, and aborts the process where
+            # that has begun to end.
+            time.sleep(LAST_THREADS)
 
 
 def on_main(work: Callable[[], T]) -> T:

@@ -139,8 +139,8 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention under the keep map 1[mask_q mask_k^T + mask_bias > 0], shared by heads (Wu et al. 2023, Eq. 4 to 8).
 
-    Args: all of one of DTYPES but the state of keys, which is what `states` makes of those seen. mask_bias: of a query;
-        None: 0. scale: of the scores, 1 / sqrt(K).
+    Args: all of one of DTYPES but mask_bias, of a query, which is fp32 (None: 0), and the state of keys, which is what
+        `states` makes of those seen. scale: of the scores, 1 / sqrt(K).
         dropout: probability, of the weights; it is rounded to 1 / 65536. config: its reversal and temperature.
         beside, clean: what parted these rows from clean ones, and the context of those, which comes first in ours.
     Returns: context_BHLK; kept_BL, fp32, the keys seen and kept by each query, of padding queries too. Both pass

@@ -36,7 +36,7 @@ class FusedAttention(Function):
         assert (clean_BHLK is None) == (beside.free == 0), "who parted clean rows has their context"
         q_BHLK, k_BHLK, v_BHLK = (_rows_whole(x) for x in (q_BHLK, k_BHLK, v_BHLK))
         if mask_bias_BL is None:
-            mask_bias_BL = mask_q_BLD.new_zeros(mask_q_BLD.shape[:2])
+            mask_bias_BL = mask_q_BLD.new_zeros(mask_q_BLD.shape[:2], dtype=torch.float32)
         made = (mask_q_BLD.contiguous(), mask_k_BLD.contiguous(), mask_bias_BL.contiguous())
         seed = _seed(q_BHLK.device, options.dropout)
         bits_BLW, kept_BL = launch.pack(*made, state_BL)

@@ -23,7 +23,7 @@ def product(q_BLD, k_BLD, bias_M, rows_M, cols_N, length, width, D: tl.constexpr
         q_MD = load_rows(q_BLD + start, rows_M, length, width, width - start, D)
         k_ND = load_rows(k_BLD + start, cols_N, length, width, width - start, D)
         x_MN = tl.dot(q_MD, tl.trans(k_ND), x_MN, input_precision=PRECISION)
-    return x_MN + bias_M.to(tl.float32)[:, None]
+    return x_MN + bias_M[:, None]
 
 
 @triton.jit(do_not_specialize=CHANGING)

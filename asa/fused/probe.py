@@ -56,8 +56,8 @@ def _operands(device: torch.device, dtype: torch.dtype, head: int) -> tuple[list
     maps = [torch.randint(-6, 7, (ROWS, LENGTH, WIDTH), generator=draw) / 4 for _ in range(2)]
     seen_BL = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     seen_BL[0, -UNSEEN:] = False
-    bias_BL = torch.randint(-6, 7, (ROWS, LENGTH), generator=draw) / 4
-    operands = [x.to(device, dtype) for x in (*qkv, *maps, bias_BL)]
+    bias_BL = torch.randint(-6, 7, (ROWS, LENGTH), generator=draw).to(device) / 4.0
+    operands = [*(x.to(device, dtype) for x in (*qkv, *maps)), bias_BL]
     return [x.requires_grad_() for x in operands], seen_BL.to(device)
 
 

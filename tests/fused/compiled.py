@@ -30,7 +30,7 @@ KERNELS: dict[str, Any] = {
 LOSSES: dict[str, Any] = {"entropy": vocabulary.entropy_kernel, "gradient": vocabulary.gradient_kernel}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TYPES = {"state_BL": "*i8", "bits_BLW": "*i32", "kept_BL": "*fp32", "seed_ptr": "*i64", "labels_N": "*i64"}
-TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL"), "*fp32")
+TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL", "bias_BL", "mask_bias_BL"), "*fp32")
 TYPES |= dict.fromkeys(("entropies", "tops", "logs", "means"), "*fp32")
 TYPES |= dict.fromkeys(("d_entropy_p_N", "d_entropy_q_N", "d_forth_N", "d_back_N"), "*fp32")
 TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale"), "fp32")
@@ -39,7 +39,7 @@ TYPES |= dict.fromkeys(("rows", "behind", "classes", "pitch"), "i32")
 
 # Of the type that the kernels are compiled for.
 OPERANDS = {"q", "k", "v", "out", "do", "dq", "dk", "dv", "p", "found_p", "found_q"}
-OPERANDS |= {"q_BLD", "k_BLD", "mask_q_BLD", "mask_k_BLD", "bias_BL", "mask_bias_BL", "dx_BLL"}
+OPERANDS |= {"q_BLD", "k_BLD", "mask_q_BLD", "mask_k_BLD", "dx_BLL"}
 
 
 def signature(kernel: Any, dtype: str) -> dict[str, str]:

@@ -58,7 +58,7 @@ def problem(
     d_context = torch.randn(rows, length, heads, head, generator=draw).to(DEVICE, dtype).transpose(1, 2)
     # Its part in the maps' gradient is about as large as attention's.
     d_kept_BL = torch.randn(rows, length, generator=draw).to(DEVICE) * 1e4
-    bias_BL = torch.randint(-6, 7, (rows, length), generator=draw).to(DEVICE, dtype) / 4
+    bias_BL = torch.randint(-6, 7, (rows, length), generator=draw).to(DEVICE) / 4.0
     bias_BL[:, 1:2] = 0
     operands = tuple(x.requires_grad_() for x in (*qkv, *maps, bias_BL))
     return Problem(operands, seen_BL, d_context, d_kept_BL, dropout, config or ASAConfig())
