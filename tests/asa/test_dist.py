@@ -119,3 +119,14 @@ def test_a_sum_on_the_host_goes_through_the_hosts_group(monkeypatch: pytest.Monk
     dist.sum_(torch.ones(1))
     dist.sum_(torch.ones(1, device="meta"))
     assert groups == ["gloo", None]
+
+
+def test_threads_of_the_last_message_end_before_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that frees a tensor later aborts a process whose work is done."""
+    done: list[Any] = []
+    monkeypatch.setattr(dist, "active", lambda: True)
+    monkeypatch.setattr(dist, "world", lambda: 2)
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: done.append("left"))
+    monkeypatch.setattr("time.sleep", done.append)
+    dist.close()
+    assert done == ["left", dist.LAST_THREADS]
