@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,6 +20,10 @@ torch_dist: Any = torch.distributed  # which has types for some of its functions
 T = TypeVar("T")
 JOIN = timedelta(minutes=10)  # that ranks may be apart at their start
 LAST_THREADS = 0.2  # seconds that gloo's threads have for their end
+
+
+class RankLost(WorkError):
+    """A rank that this one waits for is gone, so that the others cannot be told of anything."""
 
 
 def active() -> bool:
@@ -40,6 +45,18 @@ def is_main() -> bool:
 def barrier() -> None:
     if active():
         torch_dist.barrier()
+
+
+@contextmanager
+def loss_told() -> Generator[None]:
+    """Inside, RankLost and not gloo's traceback where a rank that this one waits for is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world() == 1 or "by peer" not in str(error):
+            raise
+        told = "another rank has ended, which this one waited for; what it told stands above or below"
+        raise RankLost(told) from None
 
 
 def sum_(tensor: Tensor) -> Tensor:

@@ -21,9 +21,10 @@ from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
+from asa.curves import Curves
 from asa.errors import RequestError, WorkError
+from asa.lines import check
 from asa.places import fsync, refusal_told, whole
 
 NAME = "metrics.jsonl"
@@ -48,8 +49,8 @@ class Record:
         wandb: str | None = None,
     ) -> None:
         self.path = folder / NAME
-        self._curves = folder / "tensorboard"
-        self._board: Any = None  # a SummaryWriter, which has no types
+        self._curves: Curves | None = None
+        self._drawn = folder / "tensorboard"
         self._wandb: Any = None
         if not active:
             return
@@ -64,56 +65,50 @@ class Record:
             with whole(path) as partial:
                 partial.write_text(text)
         if resume is None:
-            shutil.rmtree(self._curves, ignore_errors=True)
-        with refusal_told(self._curves):
-            # It drops what it has from purge_step on, that step too, of which the lines above are kept.
-            purge = None if resume is None else resume + 1
-            # A signal that ends the run may come inside its queue, whose other end then sleeps so many seconds.
-            self._board = SummaryWriter(str(self._curves), purge_step=purge, flush_secs=5)
+            shutil.rmtree(self._drawn, ignore_errors=True)
+        with refusal_told(self._drawn):
+            # It drops what it has from this step on, that step too, of which the lines above are kept.
+            self._curves = Curves(self._drawn, purge=None if resume is None else resume + 1)
         if wandb is not None:
             self._wandb = _weights_and_biases(wandb, folder, facts, going_on=resume is not None)
 
     def log(self, event: str, step: int, values: Mapping[str, Value]) -> None:
         """One line and, for a DRAWN event, one TensorBoard scalar per number (lists get an index); what is not finite
         is null."""
-        if self._board is None:
+        if self._curves is None:
             return
         values = {name: _finite(value) for name, value in values.items()}
         self._append({"event": event, "step": step, **values})
         if event not in DRAWN:
             return
         scalars = {f"{event}/{tag}": item for tag, item in _scalars(values).items()}
-        with refusal_told(self._curves):
-            for tag, item in scalars.items():
-                self._board.add_scalar(tag, item, step)
         if self._wandb is not None:
             self._wandb.log(scalars, step=step)
+        with refusal_told(self._drawn):
+            self._curves.add(step, scalars)
 
     def steps(self, event: str) -> set[int]:
         """The steps that have a line of this event; none where the record is not active."""
-        return set() if self._board is None else {e["step"] for e in read(self.path) if e["event"] == event}
+        return set() if self._curves is None else {e["step"] for e in read(self.path) if e["event"] == event}
 
     def end(self, values: Mapping[str, Value]) -> None:
         """The line that says the run is complete."""
-        if self._board is not None:
+        if self._curves is not None:
             self._append({"event": "end", **{name: _finite(value) for name, value in values.items()}})
             self.sync()  # what could make the run again is removed next
         self.close(complete=True)
 
     def sync(self) -> None:
         """Force the lines so far to disk, before what relies on them: after a power cut a checkpoint may be there."""
-        if self._board is not None:
+        if self._curves is not None:
             with refusal_told(self.path):
                 fsync(self.path)
 
     def close(self, complete: bool = False) -> None:
-        board, self._board = self._board, None
+        self._curves = None
         wandb, self._wandb = self._wandb, None
         if wandb is not None:
             wandb.finish(exit_code=0 if complete else 1)
-        if board is not None:
-            with refusal_told(self._curves):
-                board.close()
 
     def _append(self, event: dict[str, Any]) -> None:
         with refusal_told(self.path), self.path.open("a+b") as file:
@@ -162,10 +157,20 @@ def _weights_and_biases(project: str, folder: Path, facts: Mapping[str, Any], go
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events of a metrics.jsonl, in order; none where there is no file. A torn last line is left out.
+    """The events of a run's metrics.jsonl, in order; none where there is no file. A torn last line is left out.
 
-    Raises: WorkError for another line that is none: it was not torn in writing, and what it held is lost; or where
-        something else than a file stands there, which one might wait for forever.
+    Raises: WorkError for another line that no run writes so, or where something else than a file stands there.
+    """
+    events = parsed(path)
+    check(events, path)
+    return events
+
+
+def parsed(path: Path) -> list[dict[str, Any]]:
+    """The lines of what may be another program's metrics.jsonl; else as `read`.
+
+    Raises: WorkError for a line but the last that is no JSON object: it was not torn in writing, and what it held is
+        lost; or where something else than a file stands there, which one might wait for forever.
     """
     if path.exists() and not path.is_file():
         raise WorkError(f"{path} is no file; remove it")

@@ -48,14 +48,13 @@ def alone(work: Callable[[], T]) -> T:
     """What `work` gives, in which ranks wait for each other, so that one without memory cannot tell them. Raises: Alone
     for that one, and where a rank that this one waits for is gone."""
     try:
-        return work()
+        with dist.loss_told():
+            return work()
     except torch.OutOfMemoryError as error:
         found = _told(error)
         raise Alone(f"rank {dist.rank()}: {found}") if dist.world() > 1 else found from None
-    except RuntimeError as error:
-        if dist.world() == 1 or "by peer" not in str(error):
-            raise
-        raise Alone("another rank has ended, which this one waited for; what it told stands above or below") from None
+    except dist.RankLost as error:
+        raise Alone(str(error)) from None
 
 
 def _told(error: Exception) -> Exception:

@@ -39,7 +39,12 @@ def run(argv: list[str]) -> None:
     with told_on_each_machine():
         dist.init(cuda, "RANK" in os.environ, timeout)
     try:
-        train(request, device)
+        with dist.loss_told():
+            train(request, device)
+    except dist.RankLost as error:
+        if rank():  # rank 0's is printed in any case, and it may be the one that is gone
+            print(f"error on rank {rank()}: {error}", file=sys.stderr, flush=True)
+        raise
     finally:
         dist.close()
 

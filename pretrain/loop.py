@@ -241,4 +241,4 @@ def _record(session: Session, event: str, step: int, values: Mapping[str, Value]
         if session.run.config.on_save_error == "stop":
             raise
         if dist.is_main():
-            session.bar.write(f"warning: {error}; the run goes on without that line")
+            session.bar.write(f"warning: {error}; the run goes on without what it would hold")

@@ -3,7 +3,7 @@ and bias on every layer, but no adversary chooses what is masked."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -114,9 +114,21 @@ def heaviest(share: float, pad_BL: Tensor) -> Callable[[Site], Tensor]:
 
 def read_schedule(path: Path) -> tuple[Tensor, Tensor]:
     """Steps and masked shares (one row a step, one column a layer) that an ASA run logged. Raises RequestError."""
-    lines = [event for event in record.read(path) if event.get("event") == "train" and "masked_share" in event]
+    lines = [event for event in record.parsed(path) if event.get("event") == "train" and "masked_share" in event]
     if not lines:
         raise RequestError(f"{path} records no masked share; set --random_mask.schedule to an ASA run's metrics.jsonl")
+    if wrong := [line for line in lines if not _is_scheduled(line)]:
+        raise RequestError(
+            f"{path} has step {wrong[0].get('step')!r:.20} and masked_share {wrong[0]['masked_share']!r:.60}, allowed:"
+            " a whole number, and a number from 0 to 1 for each layer; mend that or set another --random_mask.schedule"
+        )
     if len({len(line["masked_share"]) for line in lines}) > 1:
         raise RequestError(f"{path} records different numbers of layers; set --random_mask.schedule to one run's file")
     return torch.tensor([line["step"] for line in lines]), torch.tensor([line["masked_share"] for line in lines])
+
+
+def _is_scheduled(line: dict[str, Any]) -> bool:
+    step, shares = line.get("step"), line["masked_share"]
+    if not isinstance(shares, list) or not shares or type(step) is not int or not 0 <= step < 2**63:
+        return False
+    return all(type(share) in (int, float) and 0 <= share <= 1 for share in cast("list[Any]", shares))

@@ -14,9 +14,9 @@ from typing import Any
 from asa import record
 from asa.config import flat
 from asa.errors import RequestError
+from asa.lines import check
 from asa.methods import MethodsConfig, groups_read
 from finetune.facts import SCHEDULE
-from finetune.report.lines import check
 
 STAGES = ("finetune", "score", "ensemble", "robustness", "pretrain")
 COMPARED = ("finetune", "score")  # stages whose runs stand for a model, a method and a seed on a task
@@ -178,7 +178,7 @@ def weights(run: Run) -> str:
 
 
 def _read(path: Path, name: str) -> Run:
-    events = record.read(path)
+    events = record.parsed(path)
     if not events or events[0].get("event") != "start":
         return Run(name, path.parent, {}, [], [], None)  # no record of ours
     check(events, path)

@@ -6,12 +6,13 @@ from collections import Counter
 from typing import Any
 
 from finetune.tasks.split import repeated
-from finetune.tasks.task import Kind, Split, Task
+from finetune.tasks.task import Choices, Kind, Split, Task, Text
 
 NOTES = {
     "repeated": "also among the training rows",
     "chosen": "scored and also among the rows that choose the epoch",
     "dropped": "left out, without a label or a part of their columns",
+    "blank": "without any text",
     "joined": "joined, of several lines each",
     "unasked": "left out, in no question with one right answer among several",
     "seen": "left out of the added rows, as they choose or are scored",
@@ -56,6 +57,7 @@ def facts_of(
         "chosen": _chosen(splits),
         "compat": "dev" in splits and splits["dev"] is splits.get("test"),
         "dropped": {name: count for name, count in dropped.items() if count},
+        "blank": {name: count for name, split in splits.items() if (count := sum(map(_blank, split.texts)))},
         "files": hashes,
     }
 
@@ -70,6 +72,10 @@ def _chosen(splits: dict[str, Split]) -> dict[str, int]:
     }
     counts = {name: repeated(split, dev) for name, split in scored.items()}
     return {name: count for name, count in counts.items() if count}
+
+
+def _blank(text: Text | Choices) -> bool:
+    return not any(_blank(part) if isinstance(part, tuple) else part.strip() for part in text)
 
 
 def _counted(split: Split, names: list[str]) -> dict[str, int]:

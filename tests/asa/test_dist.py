@@ -48,6 +48,18 @@ def test_an_unforeseen_error_of_rank_0_is_itself_there_and_failed_work_elsewhere
     assert told[1]["unforeseen"] == ["WorkError", "rank 0 failed: KeyError('lost')"]
 
 
+def test_a_rank_that_is_gone_is_told_in_a_line() -> None:
+    told = run_ranks(2, "tests.asa.lost_worker", timeout=200)
+    assert told == "another rank has ended, which this one waited for; what it told stands above or below\n"
+
+
+def test_a_bug_of_ones_own_is_no_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for world, words in ((2, "shapes differ"), (1, "Connection closed by peer")):
+        monkeypatch.setattr(dist, "world", lambda world=world: world)
+        with pytest.raises(RuntimeError, match=words), dist.loss_told():
+            raise RuntimeError(words)
+
+
 def test_a_process_alone_is_rank_0_of_1_with_a_group_and_without() -> None:
     for group in (False, True):
         if group:

@@ -140,6 +140,10 @@ def test_a_schedule_without_shares_or_of_another_depth_is_refused(tmp_path: Path
     options = schedule(tmp_path / "metrics.jsonl", [], [])
     with pytest.raises(RequestError, match="no masked share"):
         METHODS["random_mask"](MethodsConfig(random_mask=options))
+    for number, shares in ((1, [None, 0.5]), (1, 0.5), (1, [0.5, 1.5]), ("1", [0.5, 0.5])):
+        options = schedule(tmp_path / "metrics.jsonl", [number], [shares])  # type: ignore[list-item]
+        with pytest.raises(RequestError, match=r"has step .* allowed: a whole number, and a number from 0 to 1 for"):
+            METHODS["random_mask"](MethodsConfig(random_mask=options))
     options = schedule(tmp_path / "metrics.jsonl", [1], [[0.5]])
     with pytest.raises(RequestError, match="1 layers, this one has 2"):
         step(options)

@@ -4,9 +4,11 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asa import record
-from asa.errors import RequestError, WorkError
+from asa.errors import NotWritten, RequestError, WorkError
 from asa.record import Record
 
 
@@ -225,14 +227,66 @@ def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path, make: Callab
         record.read(tmp_path / "metrics.jsonl")
 
 
-def test_a_signal_inside_the_curves_queue_is_waited_for_a_few_seconds(
+def test_curves_have_no_thread_that_a_signal_or_a_full_disk_could_find(tmp_path: Path) -> None:
+    before = threading.active_count()
+    made = Record(tmp_path, {})
+    made.log("train", 1, {"loss": 1.0})
+    assert threading.active_count() == before
+    assert curves(tmp_path) == {"train/loss": [(1, 1.0)]}, "what is logged is there, with no wait and no close"
+
+
+def test_curves_that_the_system_refuses_for_a_while_go_on_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its other end sleeps so long where it was not woken; TensorBoard's own is two minutes, and a cluster kills."""
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(record, "SummaryWriter", lambda folder, **given: asked.update(given))
-    Record(tmp_path, {})
-    assert asked["flush_secs"] <= 5
+    """A record by half would hide all that comes behind it."""
+    told: list[Any] = []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: FakeRun(told)))
+    made = Record(tmp_path, {}, wandb="tests")
+    shares = [0.5] * 9  # which need more room as curves than as a line
+    made.log("train", 1, {"share": shares})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 9, limits[1]))
+    try:
+        with pytest.raises(NotWritten, match=r"tensorboard cannot be written: File too large"):
+            made.log("train", 2, {"share": shares})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    made.log("train", 3, {"share": shares})
+    made.end({})
+    assert steps(made.path) == [1, 2, 3]
+    assert record.finished(made.path)
+    assert curves(tmp_path)["train/share/8"] == [(1, 0.5), (3, 0.5)]
+    assert [len(found) if isinstance(found, dict) else found for found in told] == [9, 9, 9, 0]
+
+
+def test_curves_that_somebody_removes_begin_anew(tmp_path: Path) -> None:
+    made = Record(tmp_path, {})
+    made.log("train", 1, {"loss": 1.0})
+    shutil.rmtree(tmp_path / "tensorboard")
+    made.log("train", 2, {"loss": 2.0})
+    assert curves(tmp_path) == {"train/loss": [(2, 2.0)]}
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "said"),
+    [
+        (1, {"config": None}, r"config: "),
+        (1, {"inputs": []}, r"inputs: "),
+        (1, {"event": "train", "step": 1}, r"the record's start is missing before it"),
+        (2, {"event": None}, r"event: "),
+        (3, {"event": "start"}, r"another record begins there"),
+        (-1, {"test_accuracy": "high"}, r"test_accuracy"),
+    ],
+)
+def test_a_line_that_no_run_writes_is_named(path: Path, line: int, change: dict[str, Any], said: str) -> None:
+    Record(path.parent, {}, resume=4).end({"test_accuracy": 0.5})
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    number = line % (len(lines) + 1)
+    lines[number - 1] |= change
+    path.write_text("".join(json.dumps(event) + "\n" for event in lines))
+    with pytest.raises(WorkError, match=rf"line {number} of .*metrics\.jsonl is damaged \({said}.*restore the file"):
+        record.read(path)
 
 
 def test_bytes_that_are_no_utf8_are_a_damaged_line_and_a_torn_one_at_the_end(path: Path) -> None:
@@ -266,6 +320,9 @@ class FakeRun:
 
     def __init__(self, told: list[Any]) -> None:
         self.told = told
+
+    def log(self, scalars: dict[str, float], step: int) -> None:
+        self.told.append(scalars)
 
     def finish(self, exit_code: int) -> None:
         self.told.append(exit_code)

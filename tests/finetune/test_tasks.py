@@ -84,6 +84,9 @@ WRONG: dict[str, tuple[str, str]] = {
     "number": ('{"name": "x", "kind": "classification", "labels": 3}', r"labels 3, allowed: two names or more"),
     "numbers": ('{"name": "x", "kind": "classification", "labels": [0, 1]}', r"labels \[0, 1\], allowed: two names"),
     "twice": ('{"name": "x", "kind": "classification", "labels": ["a", "a"]}', r"labels .*, allowed: each once"),
+    "spaced": ('{"name": "x", "kind": "classification", "labels": ["a ", "a"]}', r"labels .*, allowed: each once"),
+    "blank": ('{"name": "x", "kind": "classification", "labels": [" ", "a"]}', r"labels .*, allowed: names that are"),
+    "half": ('{"name": "x", "kind": "classification", "labels": ["\\ud83d", "a"]}', r"labels .*, allowed: names that"),
 }
 
 

@@ -179,6 +179,15 @@ def test_python_bytes_repeated_dialogues_and_missing_labels(tmp_path: Path) -> N
         task(test=[path])
 
 
+def test_rows_without_any_text_are_told(tmp_path: Path) -> None:
+    rows = [{"a": a, "b": b, "label": n % 2} for n, (a, b) in enumerate([("", " "), ("x", ""), ("", "y"), ("x", "y")])]
+    found = task(test=[write(tmp_path / "t.jsonl", rows)], text=["a", "b"])
+    assert told(found) == "own: test 4; without any text: 1 of test"
+    choices = {"q": " ", "b": ["x", " "], "y": 0}
+    keys = {"kind": "choice", "text": ["q"], "choices": ["b"], "label": "y"}
+    assert task(test=[write(tmp_path / "c.jsonl", [choices])], **keys).facts["blank"] == {}
+
+
 @pytest.mark.parametrize("value", [" ", None, math.nan, ["O", None]])
 def test_a_value_that_is_none_is_no_label(tmp_path: Path, value: Any) -> None:
     kind = "tokens" if isinstance(value, list) else "classification"

@@ -33,7 +33,11 @@ def test_killed_twice_and_started_again_it_ends_with_the_undisturbed_weights(
         launcher = start(config, rough)
         reached = wait_for_checkpoint(launcher, rough, reached)
         ranks(launcher.pid)[rank].send_signal(signal.SIGKILL)
-        assert finish(launcher, timeout=120)[0] == 1
+        code, output = finish(launcher, timeout=120)
+        assert code == 1
+        told = f"rank {1 - rank}: another rank has ended" if rank == 0 else "error: another rank has ended"
+        assert told in output
+        assert "Traceback" not in output
     assert 0 < reached < STEPS
     assert finish(start(config, rough))[0] == 0
     assert same_end(calm, rough, STEPS)

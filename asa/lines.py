@@ -1,4 +1,4 @@
-"""What lines of a record must be like for the report, which compares, counts and draws what they hold."""
+"""What lines of a record must be like for those who compare, count, draw and go on from what they hold."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,8 +32,8 @@ class _Start(_Line):
     inputs: dict[str, Any] = {}
     classes: dict[str, Any] | None = None
     task_facts: dict[str, Any] | None = None
-    environment: dict[str, Any] | None = None
-    request: dict[str, Any] | None = None
+    environment: dict[str, Any] = {}
+    request: dict[str, Any] = {}
     models: list[str] | None = None
 
 
@@ -51,11 +51,20 @@ class _Eval(_Step):
     __pydantic_extra__: dict[str, float | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-_KINDS = {"start": _Start, "train": _Train, "eval": _Eval}
+class _Failed(_Line):
+    error: str
+
+
+class _End(_Line):
+    __pydantic_extra__: dict[str, float | list[float | None] | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+_KINDS = {"start": _Start, "train": _Train, "eval": _Eval, "failed": _Failed, "end": _End}
 
 
 def check(events: list[dict[str, Any]], path: Path) -> None:
-    """Raises: WorkError for the first line that no run writes so, or that begins a second record in the file."""
+    """Raises: WorkError for the first line that no run writes so, for a record that does not begin with its start, and
+    for one that has a second."""
     for number, event in enumerate(events, start=1):
         name = event.get("event")
         try:
@@ -65,7 +74,7 @@ def check(events: list[dict[str, Any]], path: Path) -> None:
             place = ".".join(str(part) for part in first["loc"])
             told = f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
         else:
-            if name != "start" or number == 1:
+            if (name == "start") == (number == 1):
                 continue
-            told = "another record begins there"
+            told = "another record begins there" if name == "start" else "the record's start is missing before it"
         raise WorkError(f"line {number} of {path} is damaged ({told}); restore the file, or remove the run")
