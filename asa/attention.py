@@ -41,12 +41,12 @@ class _Part(NamedTuple):
 
 
 class _Attached(NamedTuple):
-    """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. trims:
-    the last block can leave out tokens that no head reads. head: the parts of a masked LM's head that is Hugging
-    Face's. parts: what has hooks."""
+    """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. tail:
+    what must stand where it did for the last block to leave out tokens that no head reads; none where it cannot. head:
+    the parts of a masked LM's head that is Hugging Face's. parts: what has hooks."""
 
     signal: Signal
-    trims: bool
+    tail: list[_Part]
     head: list[type] | None
     handles: list[Any]
     owner: "transformers.PreTrainedModel"
@@ -97,7 +97,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
         vars(module)["forward"] = forward
     vars(model.base_model)["_asa"] = _Attached(
         signal,
-        trims,
+        _tail(model.base_model, found, len(layers)) if trims else [],
         head_types(model) if stock_masked_lm_head(model) else None,
         handles,
         model,
@@ -132,10 +132,17 @@ def _parts(base: nn.Module, words: nn.Module, found: Family) -> list[_Part]:
     return [*parts, _Part(BLOCK, end, "", None), _Part(ATTENTION, end, "", None)]
 
 
+def _tail(base: nn.Module, found: Family, blocks: int) -> list[_Part]:
+    last = f"{found.layers}.{blocks - 1}"
+    part = base.get_submodule(f"{last}.{found.tail}")
+    return [_Part(BLOCK, last, f".{found.tail}", part), _Part(BLOCK, f"{found.layers}.{blocks}", "", None)]
+
+
 def trimmed(model: "transformers.PreTrainedModel") -> bool:
-    """Whether the last block of an attached model leaves out tokens that no head reads."""
+    """Whether the last block of an attached model leaves out tokens that no head reads: not where it was replaced, cut
+    off or followed by another since."""
     attached: _Attached = vars(model.base_model)["_asa"]
-    return attached.trims
+    return bool(attached.tail) and all(_stands(model.base_model, part) for part in attached.tail)
 
 
 def has_stock_head(model: "transformers.PreTrainedModel") -> bool:
@@ -190,7 +197,7 @@ def perturbed(
     perturb = perturb or Perturb()
     asked = perturb.embed_BLD is not None, perturb.attend is not None, tap is not None
     _check_parts(model.base_model, [part for part in attached.parts if asked[part.kind]])
-    now = Pass(perturb, tap, reads, Left([], []), whole or not attached.trims, same_dropout, looked)
+    now = Pass(perturb, tap, reads, Left([], []), whole or not trimmed(model), same_dropout, looked)
     with attached.signal.during(now):
         yield now
 
@@ -279,16 +286,23 @@ def _take_last(signal: Signal, blocks: int, module: nn.Module, args: tuple[Any, 
 
 
 def _check_parts(base: nn.Module, asked: list[_Part]) -> None:
-    """Raises RequestError for a part that is not, or not in another's wrapping, where it was: what has no hooks a pass
-    would leave alone without a word."""
-    for _, path, inside, part in asked:
-        if _at_path(base, path + inside) is part:
-            continue
-        there = _at_path(base, path) or base
-        if part is None or not any(module is part for module in there.modules()):
+    """Raises RequestError for a part that is not where it was: what has no hooks a pass would leave alone without a
+    word."""
+    for part in asked:
+        if not _stands(base, part):
             raise RequestError(
-                f"{path}{inside} was added, replaced or removed after asa.attach, which does not know it; attach again"
+                f"{part.path}{part.inside} was added, replaced or removed after asa.attach, which does not know it;"
+                " attach again"
             )
+
+
+def _stands(base: nn.Module, known: _Part) -> bool:
+    """Whether a part is where it was, perhaps in another's wrapping."""
+    _, path, inside, part = known
+    if _at_path(base, path + inside) is part:
+        return True
+    there = _at_path(base, path) or base
+    return part is not None and any(module is part for module in there.modules())
 
 
 def _at_path(model: nn.Module, path: str) -> nn.Module | None:

@@ -14,7 +14,7 @@ IGNORE = -100  # label of an unlabelled token, as Hugging Face has it
 # B rows, C choices, L length, M masked positions of the micro-batch
 
 
-def _version(tensor: Tensor) -> int | None:
+def version(tensor: Tensor) -> int | None:
     """How often the tensor was changed in place; None where torch does not count."""
     return None if tensor.is_inference() else tensor._version
 
@@ -34,7 +34,7 @@ class Looked(NamedTuple):
         """Whether that is the mask, or a view of all of it, and was not changed since."""
         mine = self.mask
         same = mask.data_ptr() == mine.data_ptr() and mask.numel() == mine.numel() and mask.dtype == mine.dtype
-        return same and mask.is_contiguous() == mine.is_contiguous() and _version(mask) == self.version
+        return same and mask.is_contiguous() == mine.is_contiguous() and version(mask) == self.version
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Batch:
     def marked(self, padded: bool | None) -> "Batch":
         """With this for what its mask holds; None: nobody has looked."""
         mask = self.inputs.get("attention_mask")
-        if padded is None or mask is None or (version := _version(mask)) is None:
+        if padded is None or mask is None or (changes := version(mask)) is None:
             return replace(self, looked=None)
-        return replace(self, looked=Looked(mask, version, padded))
+        return replace(self, looked=Looked(mask, changes, padded))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copied tensor's changes are counted anew.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from asa import dispatch
 from asa.adversary import MASKED, ASAConfig
+from asa.batch import version
 from asa.errors import RequestError
 from asa.families import Family, check_attention
 from asa.fused.products import Keys, Products, fits
@@ -152,14 +153,15 @@ def _masks(now: Pass, mask_B1LL: Tensor | None, h_BLD: Tensor, last: int, additi
     """What a layer's mask lets all rows see, and the `last` ones; made once for layers that are given the same mask."""
     # A compiler would take note of the list and compile for each of its lengths.
     kept = not torch.compiler.is_compiling()
-    for mask, seen_BLL, keys in now.left.masks if kept else ():
-        same = mask is mask_B1LL and (seen_BLL.device, seen_BLL.shape[-1]) == (h_BLD.device, h_BLD.shape[1])
-        if same and keys.rows == last:
+    changes = version(mask_B1LL) if kept and mask_B1LL is not None else None
+    for mask, then, seen_BLL, keys in now.left.masks if kept else ():
+        same = (seen_BLL.device, seen_BLL.shape[-1], keys.rows) == (h_BLD.device, h_BLD.shape[1], last)
+        if same and mask is mask_B1LL and then == changes:
             return seen_BLL, keys
     seen_BLL = _seen(mask_B1LL, h_BLD, additive)
     made = seen_BLL, Keys(seen_BLL[-last:], last)
     if kept:
-        now.left.masks.append((mask_B1LL, *made))
+        now.left.masks.append((mask_B1LL, changes, *made))
     return made
 
 

@@ -233,7 +233,7 @@ def _folders(root: Path) -> list[Path]:
         names = os.listdir(root)
     except (FileNotFoundError, NotADirectoryError):
         if root.is_symlink():
-            raise RequestError(f"{root} is a link to what is not there; bring it back, or remove the link") from None
+            raise RequestError(f"{root} is a link to no folder; bring that back, or remove the link") from None
         return []
     except OSError as error:
         raise RequestError(f"{root} cannot be read ({error.strerror}); mend that, or name another folder") from None

@@ -31,20 +31,24 @@ class _Start(_Line):
     config: _Config = _Config()
     inputs: dict[str, Any] = {}
     classes: dict[str, Any] | None = None
-    task_facts: dict[str, Any] | None = None
+    task_facts: dict[str, Any] = {}
+    command: Annotated[list[str], Field(min_length=1)] | None = None
     environment: dict[str, Any] = {}
     request: dict[str, Any] = {}
     models: list[str] | None = None
 
 
 class _Step(_Line):
-    __pydantic_extra__: dict[str, float | list[float | None] | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Further values of a step are a method's own, which may be of any shape."""
+
     step: Annotated[int, Field(ge=0, lt=2**63)]
     split: str | None = None
 
 
 class _Train(_Step):
-    masked_share: list[float | None] | None = None
+    task: float | None = None
+    tokens_per_s: float | None = None
+    masked_share: Annotated[list[float | None], Field(min_length=1)] | None = None
 
 
 class _Eval(_Step):
@@ -65,16 +69,26 @@ _KINDS = {"start": _Start, "train": _Train, "eval": _Eval, "failed": _Failed, "e
 def check(events: list[dict[str, Any]], path: Path) -> None:
     """Raises: WorkError for the first line that no run writes so, for a record that does not begin with its start, and
     for one that has a second."""
+    layers = 0
     for number, event in enumerate(events, start=1):
-        name = event.get("event")
-        try:
-            _KINDS.get(name if isinstance(name, str) else "", _Line).model_validate(event)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            told = f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        else:
-            if (name == "start") == (number == 1):
-                continue
-            told = "another record begins there" if name == "start" else "the record's start is missing before it"
-        raise WorkError(f"line {number} of {path} is damaged ({told}); restore the file, or remove the run")
+        wrong = _wrong(event, first=number == 1)
+        shares = event.get("masked_share") if wrong is None and event["event"] == "train" else None
+        if shares is not None:
+            before, layers = layers, len(shares)
+            wrong = f"masked_share: {layers} layers after {before}" if before not in (0, layers) else None
+        if wrong is not None:
+            raise WorkError(f"line {number} of {path} is damaged ({wrong}); restore the file, or remove the run")
+
+
+def _wrong(event: dict[str, Any], first: bool) -> str | None:
+    """What about a line is as no run writes it."""
+    name = event.get("event")
+    try:
+        _KINDS.get(name if isinstance(name, str) else "", _Line).model_validate(event)
+    except ValidationError as error:
+        found = error.errors()[0]
+        place = ".".join(str(part) for part in found["loc"])
+        return f"{place}: {found['msg'][0].lower()}{found['msg'][1:]}"
+    if (name == "start") == first:
+        return None
+    return "the record's start is missing before it" if first else "another record begins there"

@@ -30,7 +30,8 @@ from asa.places import fsync, refusal_told, whole
 NAME = "metrics.jsonl"
 DRAWN = ("train", "eval")  # events whose numbers are curves
 PROCESSORS = Path("/proc/cpuinfo")
-Value = float | int | str | bool | list[float] | None
+Value = float | int | str | bool | list[Any] | None
+"""A list: of numbers, or of such lists."""
 
 
 class Record:
@@ -135,10 +136,13 @@ def _finite(value: Value) -> Any:
 
 def _scalars(values: Mapping[str, Value]) -> dict[str, float]:
     """The numbers among the values; a list gives one for each item."""
-    several = {
-        f"{name}/{i}": item for name, value in values.items() if isinstance(value, list) for i, item in enumerate(value)
-    }
-    return {tag: float(item) for tag, item in (several | dict(values)).items() if isinstance(item, int | float)}
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            found |= _scalars({f"{name}/{number}": item for number, item in enumerate(value)})
+        elif isinstance(value, int | float):
+            found[name] = float(value)
+    return found
 
 
 def _weights_and_biases(project: str, folder: Path, facts: Mapping[str, Any], going_on: bool) -> Any:
@@ -172,8 +176,9 @@ def parsed(path: Path) -> list[dict[str, Any]]:
     Raises: WorkError for a line but the last that is no JSON object: it was not torn in writing, and what it held is
         lost; or where something else than a file stands there, which one might wait for forever.
     """
-    if path.exists() and not path.is_file():
-        raise WorkError(f"{path} is no file; remove it")
+    if os.path.lexists(path) and not path.is_file():
+        what = "a link to no file; bring that back, or remove the link" if path.is_symlink() else "no file; remove it"
+        raise WorkError(f"{path} is {what}")
     try:
         lines = path.read_bytes().splitlines()
     except (FileNotFoundError, NotADirectoryError):

@@ -84,12 +84,12 @@ class Reads(NamedTuple):
 class Left:
     """What the hooks of a pass leave behind.
 
-    first: see Reads. masks: layers' masks, which most of them have in common, what each lets all rows see, and the
-    attacked ones.
+    first: see Reads. masks: layers' masks, which most of them have in common, with their version, what each lets all
+    rows see, and the attacked ones.
     """
 
     first: list[Tensor]
-    masks: list[tuple[Tensor | None, Tensor, Keys]]
+    masks: list[tuple[Tensor | None, int | None, Tensor, Keys]]
 
 
 class Pass(NamedTuple):

@@ -81,17 +81,20 @@ class Run:
         own = ("method", "seed", "model") if self.stage == "pretrain" else ()
         config, inputs = self.facts.get("config", {}), self.facts.get("inputs", {})
         if self.stage == "pretrain" and inputs:  # told apart by contents, wherever they lie
-            config = config | {"data": inputs["data"][:8], "shape": inputs.get("shape", inputs["model"])[:8]}
+            config = config | {
+                "data": _short(inputs.get("data")),
+                "shape": _short(inputs.get("shape", inputs.get("model"))),
+            }
         settings = {key: value for key, value in config.items() if key not in (*NEUTRAL, *_METHODS, *own)}
-        found = {**flat(settings), "task_sha256": str(inputs.get("task_sha256"))[:8]}
+        found = {**flat(settings), "task_sha256": _short(inputs.get("task_sha256"))}
         if self.stage == "score" and "trained_sha256" in inputs:
-            found["trained_sha256"] = str(inputs["trained_sha256"])[:8]
+            found["trained_sha256"] = _short(inputs["trained_sha256"])
             if self.facts.get("method"):  # of one run's classes; others' models may name theirs as they like
                 found |= {f"map.{theirs}": ours for theirs, ours in (self.facts.get("classes") or {}).items()}
         if several := inputs.get("models_sha256"):  # which rows are attacked follows from all models
             found["models_sha256"] = hashlib.sha256(json.dumps(several, sort_keys=True).encode()).hexdigest()[:8]
         if attacked := self.facts.get("attacked_sha256"):  # on another device it may be others that all get right
-            found["attacked_sha256"] = str(attacked)[:8]
+            found["attacked_sha256"] = _short(attacked)
         return found
 
     @property
@@ -108,7 +111,7 @@ class Run:
         attacked = "adversary" in self.facts and "asa" in read
         found = flat(groups) | ({"adversary": self.facts["adversary"]} if attacked else {})
         hashes = {SCHEDULE: inputs.get("schedule_sha256"), "method_sha256": inputs.get("method_sha256")}
-        return found | {key: str(sha256)[:8] for key, sha256 in hashes.items() if sha256}
+        return found | {key: _short(sha256) for key, sha256 in hashes.items() if sha256}
 
     @property
     def figures(self) -> dict[str, float]:
@@ -162,6 +165,10 @@ def found_below(folder: Path, pattern: str) -> list[Path]:
 def finished(runs: list[Run], *stages: str) -> list[Run]:
     """Those of these stages, without copies."""
     return [run for run in runs if run.stage in stages and run.end is not None and not run.twin]
+
+
+def _short(sha256: Any) -> str:
+    return str(sha256)[:8]
 
 
 def left_out(runs: list[Run]) -> list[Run]:

@@ -214,6 +214,21 @@ def test_a_mask_that_is_changed_between_two_forwards_of_a_pass_is_looked_at_agai
     assert [int(one[0, 0].sum()) for one in seen] == [LENGTH - 1] * LAYERS + [LENGTH - 3] * LAYERS
 
 
+def test_a_mask_that_is_changed_between_two_layers_is_looked_at_again() -> None:
+    model, batch = tiny("bert"), tiny_batch()
+    attach(model)
+    seen: list[int] = []
+    mask_B1LL = torch.zeros(ROWS, 1, LENGTH, LENGTH)
+
+    def attend(site: Site) -> None:
+        seen.append(int(site.seen_BLL[0, 0].sum()))
+        mask_B1LL[:, :, :, -1 - len(seen) :] = torch.finfo(torch.float32).min
+
+    with perturbed(model, Perturb(attend=attend)):
+        model(input_ids=batch.inputs["input_ids"], attention_mask=mask_B1LL)
+    assert seen == [LENGTH, LENGTH - 2][:LAYERS]
+
+
 def test_the_sentence_term_reads_the_first_real_token_of_rows_padded_on_the_left() -> None:
     module, batch = TaskModel(tiny("bert", position_embedding_type="none"), "mlm"), tiny_batch()
     batch.inputs["attention_mask"] = batch.inputs["attention_mask"].flip(1)

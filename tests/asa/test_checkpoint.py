@@ -165,7 +165,7 @@ def test_checkpoints_that_cannot_be_seen_are_not_taken_for_none(
     root = tmp_path / "checkpoints"
     assert checkpoint.newest_good(root) == (None, [])
     root.symlink_to(tmp_path / "disk that is not there")
-    with pytest.raises(RequestError, match="checkpoints is a link to what is not there; bring it back"):
+    with pytest.raises(RequestError, match="checkpoints is a link to no folder; bring that back"):
         checkpoint.newest_good(root)
 
     def closed(path: Path) -> list[str]:

@@ -220,6 +220,22 @@ def test_brackets_without_end_are_a_damaged_line(path: Path) -> None:
         record.read(path)
 
 
+def test_a_link_to_nothing_is_no_run_that_has_not_begun(tmp_path: Path) -> None:
+    for name, target in (("gone", "nothing"), ("loop", "loop")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+        with pytest.raises(WorkError, match=rf"{name} is a link to no file; bring that back, or remove the link"):
+            record.read(tmp_path / name)
+
+
+def test_a_term_of_any_shape_that_a_method_gives_can_be_read_and_has_curves(tmp_path: Path) -> None:
+    made = Record(tmp_path, {})
+    terms = {"by_head": torch.tensor([[0.5, 1.0], [2.0, torch.nan]]), "last": torch.tensor(True)}
+    made.log("train", 1, record.numbers(terms))
+    made.end({})
+    assert record.read(made.path)[1]["by_head"] == [[0.5, 1.0], [2.0, None]]
+    assert curves(tmp_path)["train/by_head/1/0"] == [(1, 2.0)]
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "metrics.jsonl")
@@ -276,6 +292,10 @@ def test_curves_that_somebody_removes_begin_anew(tmp_path: Path) -> None:
         (1, {"event": "train", "step": 1}, r"the record's start is missing before it"),
         (2, {"event": None}, r"event: "),
         (3, {"event": "start"}, r"another record begins there"),
+        (1, {"task_facts": None}, r"task_facts: "),
+        (1, {"command": []}, r"command: "),
+        (4, {"masked_share": [0.5]}, r"masked_share: 1 layers after 2"),
+        (4, {"tokens_per_s": []}, r"tokens_per_s: "),
         (-1, {"test_accuracy": "high"}, r"test_accuracy"),
     ],
 )

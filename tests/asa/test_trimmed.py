@@ -1,5 +1,6 @@
 """Tokens that no head reads are left out after the last block's attention, and nothing else changes."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -352,6 +353,30 @@ def test_a_stock_head_runs_on_masked_tokens_whatever_the_encoder_is() -> None:
         )
         module.eval()(batch)
         assert counts == [len(batch.positions) if masked_alone else batch.pad_BL.numel()], type(model)
+
+
+def grow(blocks: Any) -> None:
+    blocks.append(copy.deepcopy(blocks[-1]))
+
+
+def cut(blocks: Any) -> None:
+    del blocks[-1]
+
+
+def put(blocks: Any) -> None:
+    blocks[-1].attention.output = copy.deepcopy(blocks[-1].attention.output)
+
+
+@pytest.mark.parametrize("change", [grow, cut, put])
+def test_a_last_block_that_is_another_since_attach_computes_all_tokens(change: Callable[[Any], None]) -> None:
+    """The hook that leaves tokens out is not where it was."""
+    model, batch = tiny_bert(), batch_for("bert")
+    module = TaskModel(model, "mlm").eval()
+    assert trimmed(model)
+    change(model.base_model.get_submodule("encoder.layer"))
+    assert not trimmed(model)
+    whole_NC = model(**batch.inputs).logits.flatten(0, 1)
+    torch.testing.assert_close(module(batch).logits, whole_NC[batch.positions])
 
 
 def test_what_accelerate_leaves_behind_is_nobodys_forward() -> None:
