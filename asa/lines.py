@@ -32,7 +32,7 @@ class _Start(_Line):
     inputs: dict[str, Any] = {}
     classes: dict[str, Any] | None = None
     task_facts: dict[str, Any] = {}
-    command: Annotated[list[str], Field(min_length=1)] | None = None
+    command: Annotated[list[str], Field(min_length=1)] = ["python"]
     environment: dict[str, Any] = {}
     request: dict[str, Any] = {}
     models: list[str] | None = None

@@ -294,6 +294,7 @@ def test_curves_that_somebody_removes_begin_anew(tmp_path: Path) -> None:
         (3, {"event": "start"}, r"another record begins there"),
         (1, {"task_facts": None}, r"task_facts: "),
         (1, {"command": []}, r"command: "),
+        (1, {"command": None}, r"command: "),
         (4, {"masked_share": [0.5]}, r"masked_share: 1 layers after 2"),
         (4, {"tokens_per_s": []}, r"tokens_per_s: "),
         (-1, {"test_accuracy": "high"}, r"test_accuracy"),
