@@ -42,11 +42,11 @@ class _Part(NamedTuple):
 
 class _Attached(NamedTuple):
     """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. tail:
-    what must stand where it did for the last block to leave out tokens that no head reads; none where it cannot. head:
+    what must stand where it did for the last block to leave out tokens that no head reads; None where it cannot. head:
     the parts of a masked LM's head that is Hugging Face's. parts: what has hooks."""
 
     signal: Signal
-    tail: list[_Part]
+    tail: _Part | None
     head: list[type] | None
     handles: list[Any]
     owner: "transformers.PreTrainedModel"
@@ -64,14 +64,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
 
     config = config or ASAConfig()
     found = family(model.config.model_type)
-    found.check(model.config)
-    settings: Any = model.config
-    check_attention(settings._attn_implementation)
-    if config.masked_score == "replaced" and not found.replaceable:
-        raise RequestError(
-            f"masked_score 'replaced' is the released program's and only for BERT and its like, not for"
-            f" {model.config.model_type!r}; set --asa.masked_score shifted"
-        )
+    _check(model, found, config)
     recomputed: list[Any] = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False)]
     for module in recomputed:
         _refuse_reentrant(module._gradient_checkpointing_func)
@@ -97,7 +90,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
         vars(module)["forward"] = forward
     vars(model.base_model)["_asa"] = _Attached(
         signal,
-        _tail(model.base_model, found, len(layers)) if trims else [],
+        _tail(model.base_model, found) if trims else None,
         head_types(model) if stock_masked_lm_head(model) else None,
         handles,
         model,
@@ -110,6 +103,16 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     made = Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
     wide = model.dtype == torch.float64
     return made.to(model.device, torch.float64 if wide else None) if wide or model.device.type != "cpu" else made
+
+
+def _check(model: Any, found: Family, config: ASAConfig) -> None:
+    found.check(model.config)
+    check_attention(model.config._attn_implementation)
+    if config.masked_score == "replaced" and not found.replaceable:
+        raise RequestError(
+            f"masked_score 'replaced' is the released program's and only for BERT and its like, not for"
+            f" {model.config.model_type!r}; set --asa.masked_score shifted"
+        )
 
 
 def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
@@ -132,17 +135,22 @@ def _parts(base: nn.Module, words: nn.Module, found: Family) -> list[_Part]:
     return [*parts, _Part(BLOCK, end, "", None), _Part(ATTENTION, end, "", None)]
 
 
-def _tail(base: nn.Module, found: Family, blocks: int) -> list[_Part]:
-    last = f"{found.layers}.{blocks - 1}"
-    part = base.get_submodule(f"{last}.{found.tail}")
-    return [_Part(BLOCK, last, f".{found.tail}", part), _Part(BLOCK, f"{found.layers}.{blocks}", "", None)]
+def _tail(base: nn.Module, found: Family) -> _Part:
+    path = f"{found.layers}.{len(list(base.get_submodule(found.layers).children())) - 1}"
+    return _Part(BLOCK, path, f".{found.tail}", base.get_submodule(f"{path}.{found.tail}"))
 
 
 def trimmed(model: "transformers.PreTrainedModel") -> bool:
-    """Whether the last block of an attached model leaves out tokens that no head reads: not where it was replaced, cut
-    off or followed by another since."""
-    attached: _Attached = vars(model.base_model)["_asa"]
-    return bool(attached.tail) and all(_stands(model.base_model, part) for part in attached.tail)
+    """Whether the last block of an attached model leaves out tokens that no head reads: not where blocks were added,
+    replaced or cut off since."""
+    base = model.base_model
+    attached: _Attached = vars(base)["_asa"]
+    if attached.tail is None:
+        return False
+    layers, _, last = attached.tail.path.rpartition(".")
+    # Distinct ones: a block that stands there twice would leave tokens out of the other's input.
+    blocks = list(base.get_submodule(layers).children())
+    return len(blocks) == int(last) + 1 and _stands(base, attached.tail)
 
 
 def has_stock_head(model: "transformers.PreTrainedModel") -> bool:

@@ -27,9 +27,8 @@ class Curves:
         """Args: purge, the step from which on TensorBoard is to drop what earlier files in the folder hold."""
         folder.mkdir(parents=True, exist_ok=True)
         # They are read in the order of their names, which two of one second need as well.
-        number = sum(1 for _ in folder.iterdir())
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
-        self._path = folder / name
+        order = f"{int(time.time()):010d}.{sum(1 for _ in folder.iterdir()):06d}"
+        self._path = folder / f"events.out.tfevents.{order}.{socket.gethostname()}.{os.getpid()}"
         start = SessionLog(status=SessionLog.START)
         self._append([] if purge is None else [Event(wall_time=time.time(), step=purge, session_log=start)])
 

@@ -69,19 +69,15 @@ _KINDS = {"start": _Start, "train": _Train, "eval": _Eval, "failed": _Failed, "e
 def check(events: list[dict[str, Any]], path: Path) -> None:
     """Raises: WorkError for the first line that no run writes so, for a record that does not begin with its start, and
     for one that has a second."""
-    layers = 0
     for number, event in enumerate(events, start=1):
-        wrong = _wrong(event, first=number == 1)
-        shares = event.get("masked_share") if wrong is None and event["event"] == "train" else None
-        if shares is not None:
-            before, layers = layers, len(shares)
-            wrong = f"masked_share: {layers} layers after {before}" if before not in (0, layers) else None
-        if wrong is not None:
-            raise WorkError(f"line {number} of {path} is damaged ({wrong}); restore the file, or remove the run")
+        if (found := wrong(event)) is None and (event["event"] == "start") != (number == 1):
+            found = "the record's start is missing before it" if number == 1 else "another record begins there"
+        if found is not None:
+            raise WorkError(f"line {number} of {path} is damaged ({found}); restore the file, or remove the run")
 
 
-def _wrong(event: dict[str, Any], first: bool) -> str | None:
-    """What about a line is as no run writes it."""
+def wrong(event: dict[str, Any]) -> str | None:
+    """What about a line its readers could not take."""
     name = event.get("event")
     try:
         _KINDS.get(name if isinstance(name, str) else "", _Line).model_validate(event)
@@ -89,6 +85,4 @@ def _wrong(event: dict[str, Any], first: bool) -> str | None:
         found = error.errors()[0]
         place = ".".join(str(part) for part in found["loc"])
         return f"{place}: {found['msg'][0].lower()}{found['msg'][1:]}"
-    if (name == "start") == first:
-        return None
-    return "the record's start is missing before it" if first else "another record begins there"
+    return None

@@ -4,6 +4,7 @@ metrics.jsonl has one JSON object per line: {"event": "start", ...facts}, any nu
 "step": n, ...values} and, when the run is complete, {"event": "end", ...}. A run without an end line is unfinished.
 """
 
+import errno
 import functools
 import importlib
 import json
@@ -13,6 +14,7 @@ import platform
 import re
 import secrets
 import shutil
+import stat
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from asa.curves import Curves
 from asa.errors import RequestError, WorkError
-from asa.lines import check
+from asa.lines import check, wrong
 from asa.places import fsync, refusal_told, whole
 
 NAME = "metrics.jsonl"
@@ -75,11 +77,17 @@ class Record:
 
     def log(self, event: str, step: int, values: Mapping[str, Value]) -> None:
         """One line and, for a DRAWN event, one TensorBoard scalar per number (lists get an index); what is not finite
-        is null."""
+        is null. Raises: RequestError for a value that no reader of the line could take, whose name means another."""
         if self._curves is None:
             return
         values = {name: _finite(value) for name, value in values.items()}
-        self._append({"event": event, "step": step, **values})
+        line = {"event": event, "step": step}
+        taken = next((f"{name}: is the line's own" for name in line if name in values), None)
+        if (found := taken or wrong(line | values)) is not None:
+            raise RequestError(
+                f"what the method gives to record has a name that means something else ({found}); rename it"
+            )
+        self._append(line | values)
         if event not in DRAWN:
             return
         scalars = {f"{event}/{tag}": item for tag, item in _scalars(values).items()}
@@ -176,12 +184,16 @@ def parsed(path: Path) -> list[dict[str, Any]]:
     Raises: WorkError for a line but the last that is no JSON object: it was not torn in writing, and what it held is
         lost; or where something else than a file stands there, which one might wait for forever.
     """
-    if os.path.lexists(path) and not path.is_file():
-        what = "a link to no file; bring that back, or remove the link" if path.is_symlink() else "no file; remove it"
-        raise WorkError(f"{path} is {what}")
     try:
+        # Before it is opened: a pipe would be waited for.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise WorkError(f"{path} is no file; remove it")
         lines = path.read_bytes().splitlines()
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if path.is_symlink() and error.errno in (errno.ENOENT, errno.ELOOP):
+            raise WorkError(f"{path} is a link to no file; bring that back, or remove the link") from None
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise
         return []
     events: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):

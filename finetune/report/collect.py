@@ -128,8 +128,10 @@ class Run:
         return dict(sorted(known.items(), key=lambda item: order.get(item[0].partition("_")[0], 1)))
 
     def series(self, key: str, events: str = "train") -> tuple[list[int], list[Any]]:
-        """Steps and values of a metric over the train or eval events that hold it."""
+        """Steps and values of a metric over the train or eval events that hold it; of lists those as long as the
+        last."""
         found = [(event["step"], event[key]) for event in getattr(self, events) if event.get(key) is not None]
+        found = [(step, value) for step, value in found if _length(value) == _length(found[-1][1])]
         return [step for step, _ in found], [value for _, value in found]
 
 
@@ -165,6 +167,10 @@ def found_below(folder: Path, pattern: str) -> list[Path]:
 def finished(runs: list[Run], *stages: str) -> list[Run]:
     """Those of these stages, without copies."""
     return [run for run in runs if run.stage in stages and run.end is not None and not run.twin]
+
+
+def _length(value: Any) -> int | None:
+    return len(value) if isinstance(value, list) else None
 
 
 def _short(sha256: Any) -> str:

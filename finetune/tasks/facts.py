@@ -75,7 +75,7 @@ def _chosen(splits: dict[str, Split]) -> dict[str, int]:
 
 
 def _blank(text: Text | Choices) -> bool:
-    return not any(_blank(part) if isinstance(part, tuple) else part.strip() for part in text)
+    return all(_blank(part) if isinstance(part, tuple) else not part.strip() for part in text)
 
 
 def _counted(split: Split, names: list[str]) -> dict[str, int]:

@@ -236,6 +236,34 @@ def test_a_term_of_any_shape_that_a_method_gives_can_be_read_and_has_curves(tmp_
     assert curves(tmp_path)["train/by_head/1/0"] == [(1, 2.0)]
 
 
+@pytest.mark.parametrize(
+    ("event", "values", "said"),
+    [
+        ("train", {"masked_share": 0.25}, r"masked_share: input should be a valid list"),
+        ("train", {"masked_share": []}, r"masked_share: "),
+        ("train", {"split": 0.5}, r"split: "),
+        ("train", {"step": 7}, r"step: is the line's own"),
+        ("eval", {"accuracy": [0.5]}, r"accuracy: "),
+    ],
+)
+def test_a_term_whose_name_means_something_else_is_refused_where_it_is_logged(
+    tmp_path: Path, event: str, values: dict[str, Any], said: str
+) -> None:
+    """And not by a reader, when all is trained."""
+    made = Record(tmp_path, {})
+    with pytest.raises(RequestError, match=rf"has a name that means something else \({said}.*rename it"):
+        made.log(event, 1, values)
+    assert record.read(made.path) == [{"event": "start"}]
+
+
+def test_curves_of_one_second_are_read_in_the_order_they_were_made(tmp_path: Path) -> None:
+    for step in range(1, 13):
+        made = Record(tmp_path, {}, resume=step - 1)
+        made.log("train", step, {"loss": float(step)})
+        made.log("train", step + 1, {"loss": -1.0})  # lost with what came after its checkpoint
+    assert curves(tmp_path)["train/loss"] == [*((step, float(step)) for step in range(1, 13)), (13, -1.0)]
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "metrics.jsonl")
@@ -295,7 +323,6 @@ def test_curves_that_somebody_removes_begin_anew(tmp_path: Path) -> None:
         (1, {"task_facts": None}, r"task_facts: "),
         (1, {"command": []}, r"command: "),
         (1, {"command": None}, r"command: "),
-        (4, {"masked_share": [0.5]}, r"masked_share: 1 layers after 2"),
         (4, {"tokens_per_s": []}, r"tokens_per_s: "),
         (-1, {"test_accuracy": "high"}, r"test_accuracy"),
     ],

@@ -363,11 +363,15 @@ def cut(blocks: Any) -> None:
     del blocks[-1]
 
 
+def twice(blocks: Any) -> None:
+    blocks[0] = blocks[-1]
+
+
 def put(blocks: Any) -> None:
     blocks[-1].attention.output = copy.deepcopy(blocks[-1].attention.output)
 
 
-@pytest.mark.parametrize("change", [grow, cut, put])
+@pytest.mark.parametrize("change", [grow, cut, twice, put])
 def test_a_last_block_that_is_another_since_attach_computes_all_tokens(change: Callable[[Any], None]) -> None:
     """The hook that leaves tokens out is not where it was."""
     model, batch = tiny_bert(), batch_for("bert")
@@ -375,6 +379,16 @@ def test_a_last_block_that_is_another_since_attach_computes_all_tokens(change: C
     assert trimmed(model)
     change(model.base_model.get_submodule("encoder.layer"))
     assert not trimmed(model)
+    whole_NC = model(**batch.inputs).logits.flatten(0, 1)
+    torch.testing.assert_close(module(batch).logits, whole_NC[batch.positions])
+
+
+def test_a_block_that_is_left_alone_computes_all_tokens() -> None:
+    """DeBERTa v2 adds a convolution of all to what leaves the first one."""
+    model, batch = tiny("deberta-v2", "mlm", "eager"), batch_for("deberta-v2")
+    module = TaskModel(model, "mlm").eval()
+    blocks: Any = model.base_model.get_submodule("encoder.layer")
+    del blocks[0]
     whole_NC = model(**batch.inputs).logits.flatten(0, 1)
     torch.testing.assert_close(module(batch).logits, whole_NC[batch.positions])
 

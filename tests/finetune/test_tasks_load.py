@@ -183,9 +183,10 @@ def test_rows_without_any_text_are_told(tmp_path: Path) -> None:
     rows = [{"a": a, "b": b, "label": n % 2} for n, (a, b) in enumerate([("", " "), ("x", ""), ("", "y"), ("x", "y")])]
     found = task(test=[write(tmp_path / "t.jsonl", rows)], text=["a", "b"])
     assert told(found) == "own: test 4; without any text: 1 of test"
-    choices = {"q": " ", "b": ["x", " "], "y": 0}
-    keys = {"kind": "choice", "text": ["q"], "choices": ["b"], "label": "y"}
-    assert task(test=[write(tmp_path / "c.jsonl", [choices])], **keys).facts["blank"] == {}
+    keys: dict[str, Any] = {"kind": "choice", "text": ["q"], "choices": ["b"], "label": "y"}
+    for question, answers, blank in (("why?", ["x", "y"], {}), (" ", ["x", " "], {}), (" ", ["", " "], {"test": 1})):
+        path = write(tmp_path / "c.jsonl", [{"q": question, "b": answers, "y": 0}])
+        assert task(test=[path], **keys).facts["blank"] == blank
 
 
 @pytest.mark.parametrize("value", [" ", None, math.nan, ["O", None]])
