@@ -136,7 +136,7 @@ def _parts(base: nn.Module, words: nn.Module, found: Family) -> list[_Part]:
 
 
 def _tail(base: nn.Module, found: Family) -> _Part:
-    path = f"{found.layers}.{len(list(base.get_submodule(found.layers).children())) - 1}"
+    path = f"{found.layers}.{len(_places(base, found.layers)) - 1}"
     return _Part(BLOCK, path, f".{found.tail}", base.get_submodule(f"{path}.{found.tail}"))
 
 
@@ -148,9 +148,15 @@ def trimmed(model: "transformers.PreTrainedModel") -> bool:
     if attached.tail is None:
         return False
     layers, _, last = attached.tail.path.rpartition(".")
-    # Distinct ones: a block that stands there twice would leave tokens out of the other's input.
-    blocks = list(base.get_submodule(layers).children())
-    return len(blocks) == int(last) + 1 and _stands(base, attached.tail)
+    # One that stands there twice would leave tokens out of another's input.
+    blocks = _places(base, layers)
+    return len(set(blocks)) == len(blocks) == int(last) + 1 and _stands(base, attached.tail)
+
+
+def _places(base: nn.Module, layers: str) -> list[nn.Module | None]:
+    """What stands at each place of a list of blocks, the same one perhaps at several."""
+    blocks: Any = base.get_submodule(layers)
+    return list(blocks._modules.values())
 
 
 def has_stock_head(model: "transformers.PreTrainedModel") -> bool:

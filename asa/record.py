@@ -82,11 +82,8 @@ class Record:
             return
         values = {name: _finite(value) for name, value in values.items()}
         line = {"event": event, "step": step}
-        taken = next((f"{name}: is the line's own" for name in line if name in values), None)
-        if (found := taken or wrong(line | values)) is not None:
-            raise RequestError(
-                f"what the method gives to record has a name that means something else ({found}); rename it"
-            )
+        if event in DRAWN:
+            _check_names(line, values)
         self._append(line | values)
         if event not in DRAWN:
             return
@@ -123,6 +120,12 @@ class Record:
         with refusal_told(self.path), self.path.open("a+b") as file:
             _cut_torn_line(file)
             file.write(json.dumps(event, allow_nan=False).encode() + b"\n")
+
+
+def _check_names(line: dict[str, Any], values: dict[str, Any]) -> None:
+    taken = next((f"{name}: is the line's own" for name in line if name in values), None)
+    if (found := taken or wrong(line | values)) is not None:
+        raise RequestError(f"a term of the method has a name that means something else ({found}); rename it")
 
 
 def _cut_torn_line(file: BinaryIO) -> None:
@@ -190,7 +193,7 @@ def parsed(path: Path) -> list[dict[str, Any]]:
             raise WorkError(f"{path} is no file; remove it")
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        if path.is_symlink() and error.errno in (errno.ENOENT, errno.ELOOP):
+        if path.is_symlink() and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise WorkError(f"{path} is a link to no file; bring that back, or remove the link") from None
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise

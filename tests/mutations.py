@@ -147,9 +147,16 @@ MUTATIONS = (
         "asa/test_attach.py::test_a_mask_that_is_changed_between_two_layers_is_looked_at_again",
     ),
     Mutation(
+        "a block that stands twice is taken to leave tokens out",
+        "attention.py",
+        "len(set(blocks)) == len(blocks) == int(last)",
+        "len(blocks) == int(last)",
+        "asa/test_trimmed.py::test_a_block_that_stood_twice_before_attach_computes_all_tokens",
+    ),
+    Mutation(
         "a last block that was cut off is taken to leave tokens out",
         "attention.py",
-        "len(blocks) == int(last) + 1 and ",
+        "len(set(blocks)) == len(blocks) == int(last) + 1 and ",
         "",
         "asa/test_trimmed.py::test_a_last_block_that_is_another_since_attach_computes_all_tokens",
     ),

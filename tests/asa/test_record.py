@@ -161,7 +161,7 @@ def test_curves_keep_the_steps_that_the_lines_keep(path: Path) -> None:
 
 def test_a_fault_is_a_line_and_no_curve(tmp_path: Path) -> None:
     made = Record(tmp_path, {})
-    made.log("fault", 1, {"rank": 0, "rows": [5.0, 7.0]})
+    made.log("fault", 1, {"step": 1, "rank": 0, "rows": [5.0, 7.0]})
     made.log("eval", 1, {"heldout_loss": 2.0})
     made.close()
     assert [event["event"] for event in record.read(tmp_path / record.NAME)] == ["start", "fault", "eval"]
@@ -221,7 +221,8 @@ def test_brackets_without_end_are_a_damaged_line(path: Path) -> None:
 
 
 def test_a_link_to_nothing_is_no_run_that_has_not_begun(tmp_path: Path) -> None:
-    for name, target in (("gone", "nothing"), ("loop", "loop")):
+    (tmp_path / "file").touch()
+    for name, target in (("gone", "nothing"), ("loop", "loop"), ("below", "file/inside")):
         (tmp_path / name).symlink_to(tmp_path / target)
         with pytest.raises(WorkError, match=rf"{name} is a link to no file; bring that back, or remove the link"):
             record.read(tmp_path / name)

@@ -367,11 +367,22 @@ def twice(blocks: Any) -> None:
     blocks[0] = blocks[-1]
 
 
+def around(blocks: Any) -> None:
+    blocks.append(blocks[0])
+
+
+def again(blocks: Any) -> None:
+    blocks.append(blocks[-1])
+
+
 def put(blocks: Any) -> None:
     blocks[-1].attention.output = copy.deepcopy(blocks[-1].attention.output)
 
 
-@pytest.mark.parametrize("change", [grow, cut, twice, put])
+CHANGES = [grow, cut, twice, around, again, put]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_last_block_that_is_another_since_attach_computes_all_tokens(change: Callable[[Any], None]) -> None:
     """The hook that leaves tokens out is not where it was."""
     model, batch = tiny_bert(), batch_for("bert")
@@ -379,6 +390,15 @@ def test_a_last_block_that_is_another_since_attach_computes_all_tokens(change: C
     assert trimmed(model)
     change(model.base_model.get_submodule("encoder.layer"))
     assert not trimmed(model)
+    whole_NC = model(**batch.inputs).logits.flatten(0, 1)
+    torch.testing.assert_close(module(batch).logits, whole_NC[batch.positions])
+
+
+@pytest.mark.parametrize("change", [twice, around, again])
+def test_a_block_that_stood_twice_before_attach_computes_all_tokens(change: Callable[[Any], None]) -> None:
+    model, batch = tiny_bert(), batch_for("bert")
+    change(model.base_model.get_submodule("encoder.layer"))
+    module = TaskModel(model, "mlm").eval()
     whole_NC = model(**batch.inputs).logits.flatten(0, 1)
     torch.testing.assert_close(module(batch).logits, whole_NC[batch.positions])
 
