@@ -7,11 +7,11 @@ is to do lies in the model's Signal while the pass lasts, and while activation c
 Tokens that the head does not read end at the last block's attention: what follows it is computed token by token.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,21 +23,11 @@ from asa.batch import Looked
 from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import Family, check_attention, family
+from asa.parts import Part, check_parts, ends, parts, tail
 from asa.signal import Left, Pass, Perturb, Reads, Signal, Tap
 from asa.stock import altered, head_types, stock, stock_masked_lm_head
 
 # B rows, D width, L length
-
-WORDS, ATTENTION, BLOCK = range(3)  # kinds of parts
-
-
-class _Part(NamedTuple):
-    """Of a base model, what has hooks; `inside`: the rest of its path. part: None where none is to be."""
-
-    kind: int
-    path: str
-    inside: str
-    part: nn.Module | None
 
 
 class _Attached(NamedTuple):
@@ -46,12 +36,12 @@ class _Attached(NamedTuple):
     the parts of a masked LM's head that is Hugging Face's. parts: what has hooks."""
 
     signal: Signal
-    tail: _Part | None
+    tail: Part | None
     head: list[type] | None
     handles: list[Any]
     owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
-    parts: list[_Part]
+    parts: list[Part]
 
 
 def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = None) -> Adversaries:
@@ -90,12 +80,12 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
         vars(module)["forward"] = forward
     vars(model.base_model)["_asa"] = _Attached(
         signal,
-        _tail(model.base_model, found) if trims else None,
+        tail(model.base_model, found) if trims else None,
         head_types(model) if stock_masked_lm_head(model) else None,
         handles,
         model,
         forwards,
-        _parts(model.base_model, model.get_input_embeddings(), found),
+        parts(model.base_model, model.get_input_embeddings(), found),
     )
     vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
     for module in recomputed:
@@ -122,41 +112,11 @@ def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
     return bool(found.tail) and model.config.num_hidden_layers > 1 and not chunks
 
 
-def _parts(base: nn.Module, words: nn.Module, found: Family) -> list[_Part]:
-    named = cast(Iterable[tuple[str, nn.Module]], base.named_modules())
-    # A model's own way to words may lie outside of its encoder.
-    parts = [_Part(WORDS, path, "", part) for path, part in named if part is words]
-    blocks = list(base.get_submodule(found.layers).children())
-    for n, block in enumerate(blocks):
-        path = f"{found.layers}.{n}"
-        parts.append(_Part(BLOCK, path, "", block))
-        parts.append(_Part(ATTENTION, path, f".{found.attention}", block.get_submodule(found.attention)))
-    end = f"{found.layers}.{len(blocks)}"
-    return [*parts, _Part(BLOCK, end, "", None), _Part(ATTENTION, end, "", None)]
-
-
-def _tail(base: nn.Module, found: Family) -> _Part:
-    path = f"{found.layers}.{len(_places(base, found.layers)) - 1}"
-    return _Part(BLOCK, path, f".{found.tail}", base.get_submodule(f"{path}.{found.tail}"))
-
-
 def trimmed(model: "transformers.PreTrainedModel") -> bool:
     """Whether the last block of an attached model leaves out tokens that no head reads: not where blocks were added,
     replaced or cut off since."""
-    base = model.base_model
-    attached: _Attached = vars(base)["_asa"]
-    if attached.tail is None:
-        return False
-    layers, _, last = attached.tail.path.rpartition(".")
-    # One that stands there twice would leave tokens out of another's input.
-    blocks = _places(base, layers)
-    return len(set(blocks)) == len(blocks) == int(last) + 1 and _stands(base, attached.tail)
-
-
-def _places(base: nn.Module, layers: str) -> list[nn.Module | None]:
-    """What stands at each place of a list of blocks, the same one perhaps at several."""
-    blocks: Any = base.get_submodule(layers)
-    return list(blocks._modules.values())
+    attached: _Attached = vars(model.base_model)["_asa"]
+    return attached.tail is not None and ends(model.base_model, attached.tail)
 
 
 def has_stock_head(model: "transformers.PreTrainedModel") -> bool:
@@ -210,7 +170,7 @@ def perturbed(
         raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
     perturb = perturb or Perturb()
     asked = perturb.embed_BLD is not None, perturb.attend is not None, tap is not None
-    _check_parts(model.base_model, [part for part in attached.parts if asked[part.kind]])
+    check_parts(model.base_model, [part for part in attached.parts if asked[part.kind]])
     now = Pass(perturb, tap, reads, Left([], []), whole or not trimmed(model), same_dropout, looked)
     with attached.signal.during(now):
         yield now
@@ -297,33 +257,6 @@ def _take_last(signal: Signal, blocks: int, module: nn.Module, args: tuple[Any, 
         now.left.first.append(parts[1].squeeze(0))
         states = states if head_at_firsts else parts[0]
     output.last_hidden_state = states
-
-
-def _check_parts(base: nn.Module, asked: list[_Part]) -> None:
-    """Raises RequestError for a part that is not where it was: what has no hooks a pass would leave alone without a
-    word."""
-    for part in asked:
-        if not _stands(base, part):
-            raise RequestError(
-                f"{part.path}{part.inside} was added, replaced or removed after asa.attach, which does not know it;"
-                " attach again"
-            )
-
-
-def _stands(base: nn.Module, known: _Part) -> bool:
-    """Whether a part is where it was, perhaps in another's wrapping."""
-    _, path, inside, part = known
-    if _at_path(base, path + inside) is part:
-        return True
-    there = _at_path(base, path) or base
-    return part is not None and any(module is part for module in there.modules())
-
-
-def _at_path(model: nn.Module, path: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        return None
 
 
 def _trim(signal: Signal, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
