@@ -97,7 +97,7 @@ class Record:
         """The steps that have a line of this event; none where the record is not active."""
         return set() if self._curves is None else {e["step"] for e in read(self.path) if e["event"] == event}
 
-    def end(self, values: Mapping[str, Value]) -> None:
+    def end(self, values: Mapping[str, float | None]) -> None:
         """The line that says the run is complete."""
         if self._curves is not None:
             self._append({"event": "end", **{name: _finite(value) for name, value in values.items()}})
