@@ -50,8 +50,7 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     most = found.longest(config)
     if length > most:
         raise RequestError(f"{folder} reads at most {most} tokens, rows have {length}; make shorter rows or set {flag}")
-    if vocab > config.vocab_size:
-        raise RequestError(f"{folder} has embeddings for {config.vocab_size} ids, the tokenizer {vocab}; set {flag}")
+    _check_ids(config, folder, flag, vocab)
     index = folder / WEIGHTS[1]
     parts: set[str] = set(_read_json(index, flag)["weight_map"].values()) if index.is_file() else set()
     if lost := sorted(name for name in parts if not (folder / name).is_file()):
@@ -62,15 +61,24 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
         check_weights(folder / name, flag)
 
 
-def longest_row(folder: Path, flag: str) -> float:
+def longest_row(folder: Path, flag: str, vocab: int) -> float:
     """Token ids a row may have by the config.json in `folder`; infinite without one and for families not supported.
 
-    Raises: RequestError for a damaged one.
+    Raises: RequestError for a damaged one, and where it has embeddings for fewer ids than `vocab`.
     """
     if not (folder / "config.json").is_file():
         return math.inf
     found = FAMILIES.get(str(_read_json(folder / "config.json", flag).get("model_type")))
-    return found.longest(_checked_config(folder, flag)) if found else math.inf
+    if not found:
+        return math.inf
+    config = _checked_config(folder, flag)
+    _check_ids(config, folder, flag, vocab)
+    return found.longest(config)
+
+
+def _check_ids(config: PreTrainedConfig, folder: Path, flag: str, vocab: int) -> None:
+    if vocab > config.vocab_size:
+        raise RequestError(f"{folder} has embeddings for {config.vocab_size} ids, the tokenizer {vocab}; set {flag}")
 
 
 def _checked_config(folder: Path, flag: str) -> PreTrainedConfig:

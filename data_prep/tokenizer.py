@@ -24,8 +24,8 @@ class Vocabulary:
 
     vocab_sha256: of the table token -> id; equal ones read each other's rows. encoder_sha256: of everything that
     decides the ids of a text (normalisation, splitting, merges), so of the rows' bytes.
-    Raises: RequestError for a folder without a fast tokenizer, one that lacks a special token, or a `length` above
-        what the tokenizer takes, or its model whose config.json lies beside it.
+    Raises: RequestError for a folder without a fast tokenizer, one that lacks a special token, or a `length` or ids
+        above what the tokenizer takes, or its model whose config.json lies beside it.
     """
 
     def __init__(self, folder: Path, length: int, flag: str = "--model") -> None:
@@ -35,12 +35,12 @@ class Vocabulary:
         ids = {name: getattr(tokenizer, f"{name}_token_id") for name in Special._fields}
         if missing := [name for name, value in ids.items() if value is None]:
             raise RequestError(f"{folder} has no {missing[0]} token, which packed rows need; give an encoder by {flag}")
-        if length > (most := min(tokenizer.model_max_length, longest_row(folder, flag))):
+        self.size = ids_of(tokenizer)
+        if length > (most := min(tokenizer.model_max_length, longest_row(folder, flag, self.size))):
             raise RequestError(f"length = {length}: {folder} takes at most {most}; set --length")
         self.special = Special(**ids)
         self.vocab_sha256 = vocab_sha256(tokenizer)
         self.encoder_sha256 = encoder_sha256(tokenizer)
-        self.size = ids_of(tokenizer)
         self._tokenizer = tokenizer
 
     def facts(self) -> dict[str, Any]:

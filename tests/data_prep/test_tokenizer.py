@@ -172,6 +172,16 @@ def test_rows_longer_than_the_model_beside_the_tokenizer_takes(tmp_path: Path) -
         Vocabulary(tmp_path, 64)
 
 
+def test_ids_that_the_model_beside_the_tokenizer_has_no_embeddings_for(tmp_path: Path) -> None:
+    """Such as [MASK] of a vocabulary without it, which transformers adds: no model could be trained on the rows."""
+    size = Vocabulary(save_tokenizer(tmp_path), 16).size
+    BertConfig(vocab_size=size).save_pretrained(tmp_path)
+    Vocabulary(tmp_path, 16)
+    BertConfig(vocab_size=size - 1).save_pretrained(tmp_path)
+    with pytest.raises(RequestError, match=f"has embeddings for {size - 1} ids, the tokenizer {size}; set --model"):
+        Vocabulary(tmp_path, 16)
+
+
 def test_the_encoders_hash_sees_what_the_vocabularys_does_not(model: Path, tmp_path: Path) -> None:
     _, path = as_bert_has_it(tmp_path)
     mine, other = Vocabulary(model, 16), Vocabulary(path.parent, 16)
