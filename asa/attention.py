@@ -23,7 +23,7 @@ from asa.batch import Looked
 from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import Family, check_attention, family
-from asa.parts import Part, check_parts, ends, parts, tail
+from asa.parts import ATTENTION, Part, Tail, check_parts, ends, parts, tail
 from asa.signal import Left, Pass, Perturb, Reads, Signal, Tap
 from asa.stock import altered, head_types, stock, stock_masked_lm_head
 
@@ -33,15 +33,17 @@ from asa.stock import altered, head_types, stock, stock_masked_lm_head
 class _Attached(NamedTuple):
     """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. tail:
     what must stand where it did for the last block to leave out tokens that no head reads; None where it cannot. head:
-    the parts of a masked LM's head that is Hugging Face's. parts: what has hooks."""
+    the parts of a masked LM's head that is Hugging Face's. parts: what has hooks. recomputing: what may be run again in
+    the backward pass."""
 
     signal: Signal
-    tail: Part | None
+    tail: Tail | None
     head: list[type] | None
     handles: list[Any]
     owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
     parts: list[Part]
+    recomputing: list[Any]
 
 
 def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = None) -> Adversaries:
@@ -55,9 +57,10 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     config = config or ASAConfig()
     found = family(model.config.model_type)
     _check(model, found, config)
-    recomputed: list[Any] = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False)]
-    for module in recomputed:
-        _refuse_reentrant(module._gradient_checkpointing_func)
+    recomputing: list[Any] = [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
+    for module in recomputing:
+        _refuse_reentrant(module)
+    known = parts(model.base_model, model.get_input_embeddings(), found)
     detach(model)
     signal, own = Signal(), stock(model)
     trims = own and _trims(model, found)
@@ -85,11 +88,9 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
         handles,
         model,
         forwards,
-        parts(model.base_model, model.get_input_embeddings(), found),
+        known,
+        recomputing,
     )
-    vars(model)["_set_gradient_checkpointing"] = partial(_set_checkpointing, model)
-    for module in recomputed:
-        module._gradient_checkpointing_func = _Recalling(module._gradient_checkpointing_func, signal)
     made = Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
     wide = model.dtype == torch.float64
     return made.to(model.device, torch.float64 if wide else None) if wide or model.device.type != "cpu" else made
@@ -126,24 +127,27 @@ def has_stock_head(model: "transformers.PreTrainedModel") -> bool:
 
 
 def detach(model: "transformers.PreTrainedModel") -> None:
-    """Remove what `attach` added; a model that was never attached stays as it is."""
-    base = model.base_model
-    attached: _Attached | None = vars(base).pop("_asa", None)
-    if attached is None:
-        return
+    """Remove what `attach` added, also to what was put into the model as a copy of an attached one's part; a model that
+    was never attached stays as it is."""
     from asa.biased import unseat
 
-    for handle in attached.handles:
-        handle.remove()
-    for module in attached.owner.modules():
+    attached: _Attached | None = vars(model.base_model).pop("_asa", None)
+    modules = list(model.modules())
+    if attached is not None:
+        for handle in attached.handles:
+            handle.remove()
+        for module, ours, theirs in attached.forwards:
+            if vars(module).get("forward") is ours:  # and not what somebody put there since
+                del vars(module)["forward"]
+                vars(module).update({} if theirs is None else {"forward": theirs})
+        cut = [known.part for known in attached.parts if known.part is not None]  # off the model, perhaps
+        modules += [*attached.owner.modules(), *cut, *attached.recomputing]
+    for module in modules:
         unseat(module)
+        if getattr(vars(module).get("forward"), "func", None) is dropout:  # of a copy
+            del vars(module)["forward"]
         if isinstance(function := vars(module).get("_gradient_checkpointing_func"), _Recalling):
             vars(module)["_gradient_checkpointing_func"] = function.function
-    for module, ours, theirs in attached.forwards:
-        if vars(module).get("forward") is ours:  # and not what somebody put there since
-            del vars(module)["forward"]
-            vars(module).update({} if theirs is None else {"forward": theirs})
-    del vars(attached.owner)["_set_gradient_checkpointing"]
 
 
 @contextmanager
@@ -163,7 +167,8 @@ def perturbed(
         unless the pass is to be `whole` or its tap sees them. same_dropout tells that the random state is that of
         another pass, whose dropout this one is to repeat. looked is what is known of the padding mask; None: the model
         is to look, for which the host waits for a GPU.
-    Raises: RequestError for a model that was not attached.
+    Raises: RequestError for a model that was not attached, whose parts are no longer those that were, or under
+        checkpointing that is reentrant.
     """
     attached: _Attached | None = vars(model.base_model).get("_asa")
     if attached is None:
@@ -171,6 +176,9 @@ def perturbed(
     perturb = perturb or Perturb()
     asked = perturb.embed_BLD is not None, perturb.attend is not None, tap is not None
     check_parts(model.base_model, [part for part in attached.parts if asked[part.kind]])
+    if asked[ATTENTION]:
+        _check_seats(attached)
+    _recall(attached)
     now = Pass(perturb, tap, reads, Left([], []), whole or not trimmed(model), same_dropout, looked)
     with attached.signal.during(now):
         yield now
@@ -288,19 +296,35 @@ class _Recalling:
         return self.function(perturbed_forward, *args, **kwargs)
 
 
-def _refuse_reentrant(function: Callable[..., Any]) -> None:
+def _refuse_reentrant(module: Any) -> None:
     """Raises RequestError for reentrant checkpointing, in which a map used outside its layer gets no gradient."""
-    if isinstance(function, _Recalling):  # attached before, hence accepted
+    function = module._gradient_checkpointing_func if module.gradient_checkpointing else None
+    if function is None or isinstance(function, _Recalling):  # accepted before
         return
     if getattr(function, "keywords", {}).get("use_reentrant") is not False:
         raise RequestError("activation checkpointing that is reentrant loses gradients; set use_reentrant=False")
 
 
-def _set_checkpointing(model: Any, enable: bool = True, **kwargs: Any) -> None:
-    """In place of the model's own, which all public ways to switch checkpointing on and off end in."""
-    if enable:
-        _refuse_reentrant(kwargs["gradient_checkpointing_func"])
-        base: nn.Module = model.base_model
-        attached: _Attached = vars(base)["_asa"]
-        kwargs["gradient_checkpointing_func"] = _Recalling(kwargs["gradient_checkpointing_func"], attached.signal)
-    model.__class__._set_gradient_checkpointing(model, enable, **kwargs)
+def _recall(attached: _Attached) -> None:
+    """Make what is recomputed be perturbed as it was. At each pass, since any of the models that a module is part of
+    may have switched checkpointing on since the last."""
+    for module in attached.recomputing:
+        if not module.gradient_checkpointing:
+            continue
+        _refuse_reentrant(module)
+        function = module._gradient_checkpointing_func
+        if not isinstance(function, _Recalling) or function.signal is not attached.signal:
+            theirs = function.function if isinstance(function, _Recalling) else function
+            module._gradient_checkpointing_func = _Recalling(theirs, attached.signal)
+
+
+def _check_seats(attached: _Attached) -> None:
+    """Raises RequestError for blocks that obey another model, in which they stand as well, since it was attached."""
+    for known in attached.parts:
+        if known.kind == ATTENTION and known.part is not None:
+            seat = vars(known.part).get("_asa_seat")
+            if seat is None or seat.signal is not attached.signal:
+                raise RequestError(
+                    f"{known.path}{known.inside} is part of another model too, which was attached or detached since;"
+                    " attach again"
+                )

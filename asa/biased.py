@@ -35,6 +35,7 @@ class Seat:
 def seat(block: nn.Module, given: Seat) -> list[Any]:
     """Make one block's attention module obey its signal; the handles of its hooks."""
     module = block.get_submodule(given.family.attention)
+    unseat(module)  # of another model, of which it is part or a copy
     module._asa_seat = given  # type: ignore[assignment]  # neither a module nor saved
     config: Any = getattr(module, "config", None)
     if getattr(config, "_attn_implementation", None) == "sdpa":
@@ -51,12 +52,17 @@ def seat(block: nn.Module, given: Seat) -> list[Any]:
 
 
 def unseat(module: nn.Module) -> None:
-    """Undo `seat` but for the hooks, which their handles remove."""
-    given: Seat | None = vars(module).pop("_asa_seat", None)
+    """Undo `seat`. Not by the hooks' handles: to those of a copied module there are none."""
+    own = vars(module)
+    for kind in ("_forward_pre_hooks", "_forward_hooks"):
+        for key in [key for key, hook in own[kind].items() if hook in (_before, _replace_output)]:
+            del own[kind][key]
+            own[f"{kind}_with_kwargs"].pop(key, None)
+    given: Seat | None = own.pop("_asa_seat", None)
     if given is not None:
-        vars(module).pop(given.family.score_method, None)
+        own.pop(given.family.score_method, None)
         if given.whole_config is not None:
-            vars(module)["config"] = given.whole_config
+            own["config"] = given.whole_config
 
 
 def fill_empty_rows(keep_BLL: Tensor, seen_BLL: Tensor) -> Tensor:

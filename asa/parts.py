@@ -24,32 +24,49 @@ class Part(NamedTuple):
     part: nn.Module | None
 
 
+class Tail(NamedTuple):
+    """The last block and all that is in it."""
+
+    path: str
+    modules: list[nn.Module]
+
+
 def parts(base: nn.Module, words: nn.Module, found: Family) -> list[Part]:
-    """All that have hooks, and the place behind the last block, where none is to be. words: the word embeddings."""
+    """All that have hooks, and the place behind the last block, where none is to be. words: the word embeddings.
+    Raises: RequestError for a block that has no attention where its family has it."""
     named = cast(Iterable[tuple[str, nn.Module]], base.named_modules())
     # A model's own way to words may lie outside of its encoder.
     known = [Part(WORDS, path, "", part) for path, part in named if part is words]
-    blocks = list(base.get_submodule(found.layers).children())
+    blocks = _places(base, found.layers)
     for n, block in enumerate(blocks):
         path = f"{found.layers}.{n}"
+        attention = None if block is None else _at_path(block, found.attention)
+        if attention is None:
+            raise RequestError(f"{path} has no {found.attention}; call asa.attach before a block is wrapped")
         known.append(Part(BLOCK, path, "", block))
-        known.append(Part(ATTENTION, path, f".{found.attention}", block.get_submodule(found.attention)))
+        known.append(Part(ATTENTION, path, f".{found.attention}", attention))
     end = f"{found.layers}.{len(blocks)}"
     return [*known, Part(BLOCK, end, "", None), Part(ATTENTION, end, "", None)]
 
 
-def tail(base: nn.Module, found: Family) -> Part:
-    """What follows the last block's attention."""
+def tail(base: nn.Module, found: Family) -> Tail:
     path = f"{found.layers}.{len(_places(base, found.layers)) - 1}"
-    return Part(BLOCK, path, f".{found.tail}", base.get_submodule(f"{path}.{found.tail}"))
+    return Tail(path, _inside(base.get_submodule(path)))
 
 
-def ends(base: nn.Module, last: Part) -> bool:
-    """Whether the blocks end where they did, with that tail, and each stands there once: one that stood twice would
-    leave tokens out of another's input."""
+def ends(base: nn.Module, last: Tail) -> bool:
+    """Whether the blocks end where they did, with that last one as it was, and each stands there once: one that stood
+    twice would leave tokens out of another's input."""
     layers, _, number = last.path.rpartition(".")
     blocks = _places(base, layers)
-    return len(set(blocks)) == len(blocks) == int(number) + 1 and _stands(base, last)
+    if not len(set(blocks)) == len(blocks) == int(number) + 1:
+        return False
+    # What wraps the block, or was put into it, may read any token.
+    return blocks[-1] is not None and _inside(blocks[-1]) == last.modules
+
+
+def _inside(block: nn.Module) -> list[nn.Module]:
+    return list(cast(Iterable[nn.Module], block.modules()))
 
 
 def _places(base: nn.Module, layers: str) -> list[nn.Module | None]:
@@ -59,14 +76,18 @@ def _places(base: nn.Module, layers: str) -> list[nn.Module | None]:
 
 
 def check_parts(base: nn.Module, asked: list[Part]) -> None:
-    """Raises RequestError for a part that is not where it was: what has no hooks a pass would leave alone without a
-    word."""
-    for part in asked:
-        if not _stands(base, part):
+    """Raises RequestError for a part that is not where it was, since what has no hooks a pass would leave alone without
+    a word; and for one that stands twice, since its places cannot be told apart."""
+    first: dict[tuple[int, nn.Module], str] = {}
+    for known in asked:
+        name = known.path + known.inside
+        if not _stands(base, known):
             raise RequestError(
-                f"{part.path}{part.inside} was added, replaced or removed after asa.attach, which does not know it;"
-                " attach again"
+                f"{name} was added, replaced or removed after asa.attach, which does not know it; attach again"
             )
+        if known.part is not None and first.setdefault((known.kind, known.part), name) != name:
+            once = first[known.kind, known.part]
+            raise RequestError(f"{name} is {once} once more, and blocks are attacked one by one; put a copy there")
 
 
 def _stands(base: nn.Module, known: Part) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -124,6 +124,9 @@ class Signal:
     """How a pass reaches the hooks of a model."""
 
     now: Pass | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"now": None}  # of a copy made during a pass, to which nobody would tell its end
 
     @contextmanager
     def during(self, now: Pass | None) -> Generator[None]:

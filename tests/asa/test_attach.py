@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedModel
 
 from asa.adversary import ASAConfig
-from asa.attention import attach, detach, perturbed
+from asa.attention import attach, detach, perturbed, trimmed
 from asa.errors import RequestError
 from asa.families import FAMILIES
 from asa.hf import check_model, checkpoint_activations
@@ -60,7 +60,6 @@ def test_a_base_model_attached_before_its_task_model_is_asked_once_per_layer() -
     detach(model)
     detach(model.base_model)  # type: ignore[arg-type]
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-    assert "_set_gradient_checkpointing" not in vars(model)
 
 
 def test_a_model_that_was_not_attached_says_so() -> None:
@@ -182,6 +181,103 @@ def test_blocks_that_are_not_where_they_were_are_told_of_where_they_were_to_be_s
     for asked in (attacked, shown):
         with said if where else nullcontext(), perturbed(model, **asked):
             model(**batch.inputs)
+
+
+def calls(model: PreTrainedModel) -> list[tuple[int, bool]]:
+    """The layers that an attack of one pass is asked about, and whether each sees all of its keys."""
+    asked: list[tuple[int, bool]] = []
+
+    def attend(site: Site) -> Tensor:
+        asked.append((site.layer, bool((site.seen_BLL == tiny_batch().inputs["attention_mask"].unsqueeze(1)).all())))
+        return random_keeps(0)[0]
+
+    with perturbed(model, Perturb(attend=attend)):
+        model(**tiny_batch().inputs)
+    return asked
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "deberta-v2"])
+def test_a_copied_block_obeys_the_model_it_was_put_into(name: str) -> None:
+    """A block of an attached model brings its hooks: it would be masked twice, or not work after detach."""
+    model, batch = tiny(name), batch_for(name)
+    attach(model)
+    blocks: Any = model.base_model.get_submodule("encoder.layer")
+    blocks.append(deepcopy(blocks[-1]))
+    detach(model)
+    plain = model(**batch.inputs).logits
+    asked: list[int] = []
+    attach(model)
+    with perturbed(model, Perturb(attend=lambda site: asked.append(site.layer))):
+        assert torch.equal(model(**batch.inputs).logits, plain)
+    assert asked == list(range(LAYERS + 1))
+
+
+def test_a_model_of_copied_blocks_is_attacked_once_a_layer() -> None:
+    teacher, student = tiny("bert"), tiny("bert")
+    attach(teacher)
+    student.bert.encoder = deepcopy(teacher.bert.encoder)  # type: ignore[union-attr]
+    attach(student)
+    assert trimmed(student)  # as a model whose blocks nobody has touched
+    assert calls(student) == [(n, True) for n in range(LAYERS)]
+    assert calls(teacher) == [(n, True) for n in range(LAYERS)]
+    detach(student)
+    assert not any("forward" in vars(module) or "_asa_seat" in vars(module) for module in student.modules())
+
+
+def test_a_copy_made_in_a_pass_is_not_in_it() -> None:
+    model, batch = tiny("bert"), tiny_batch()
+    attach(model)
+    with perturbed(model, Perturb(attend=attend_to(random_keeps(0)))):
+        copied = deepcopy(model)
+        assert not torch.equal(copied(**batch.inputs).logits, model(**batch.inputs).logits)
+    assert torch.equal(copied(**batch.inputs).logits, model(**batch.inputs).logits)
+
+
+def test_of_two_models_that_share_blocks_the_one_that_is_no_longer_obeyed_says_so() -> None:
+    first, second = tiny("bert"), tiny("bert")
+    second.bert.encoder = first.bert.encoder  # type: ignore[union-attr]
+    attach(first)
+    attach(second)
+    assert calls(second) == [(n, True) for n in range(LAYERS)]
+    with pytest.raises(RequestError, match=r"layer\.0\.attention\.self is part of another model too.*attach again"):
+        calls(first)
+    detach(second)
+    with pytest.raises(RequestError, match="attach again"):
+        calls(first)
+    first(**tiny_batch().inputs)
+    attach(first)
+    assert calls(first) == [(n, True) for n in range(LAYERS)]
+
+
+def test_a_block_that_stands_twice_is_told_of_where_it_was_to_be_attacked() -> None:
+    model: Any = tiny("bert")
+    layer = model.bert.encoder.layer
+    model.bert.encoder.layer = torch.nn.ModuleList([layer[0], layer[0], layer[1]])
+    attach(model)
+    with pytest.raises(RequestError, match=r"layer\.1\.attention\.self is encoder\.layer\.0\S+ once more.*put a copy"):
+        calls(model)
+    words_BLD = model.get_input_embeddings()(tiny_batch().inputs["input_ids"])
+    with perturbed(model, Perturb(embed_BLD=torch.ones_like(words_BLD))):
+        model(**tiny_batch().inputs)
+
+
+def test_a_block_without_attention_is_refused_and_leaves_no_trace() -> None:
+    model: Any = tiny("bert")
+    layer = model.bert.encoder.layer
+    model.bert.encoder.layer = torch.nn.ModuleList([layer[0], Wrapped(layer[1])])
+    with pytest.raises(RequestError, match=r"encoder\.layer\.1 has no attention\.self; call asa\.attach before"):
+        attach(model)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+def test_detach_leaves_no_trace_on_a_block_that_was_cut_off() -> None:
+    model: Any = tiny("bert")
+    attach(model)
+    last = model.bert.encoder.layer[-1]
+    del model.bert.encoder.layer[-1]
+    detach(model)
+    assert not any(module._forward_pre_hooks or "_asa_seat" in vars(module) for module in last.modules())
+    assert last.attention.self.config._attn_implementation == model.config._attn_implementation
 
 
 def test_words_that_are_no_part_of_the_encoder_are_no_hindrance() -> None:

@@ -8,10 +8,10 @@ import torch
 import torch._dynamo as dynamo
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from transformers import PreTrainedModel
+from transformers import BertModel, PreTrainedModel
 
 from asa.adversary import ASAConfig
-from asa.attention import _Recalling, attach, detach
+from asa.attention import _Recalling, attach, detach, perturbed
 from asa.errors import RequestError
 from asa.families import FAMILIES
 from asa.hf import checkpoint_activations
@@ -19,7 +19,8 @@ from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.creat import CreATConfig
 from asa.methods.random_mask import RandomMaskConfig
 from asa.model import TaskModel
-from tests.asa.conftest import CPU, batch_for, gradients, tiny_engine
+from asa.signal import Perturb
+from tests.asa.conftest import CPU, attend_to, batch_for, gradients, random_keeps, tiny_batch, tiny_engine
 from tests.asa.encoders import PAIRS, tiny
 
 # What draws random numbers in a step; dropout is on in all of them.
@@ -85,8 +86,12 @@ def test_checkpointing_may_be_switched_on_and_off_while_attached() -> None:
     attach(model)
     checkpoint_activations(model)
     for settings in ({"use_reentrant": True}, {"preserve_rng_state": True}):
-        with pytest.raises(RequestError, match="use_reentrant=False"):
-            checkpoint_activations(model, settings)
+        checkpoint_activations(model, settings)
+        with pytest.raises(RequestError, match="use_reentrant=False"), perturbed(model):
+            pass
+    checkpoint_activations(model)
+    with perturbed(model):
+        pass
     detach(model)
     functions = [m._gradient_checkpointing_func for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     assert functions
@@ -95,6 +100,45 @@ def test_checkpointing_may_be_switched_on_and_off_while_attached() -> None:
     attach(model)
     switch_off(model)
     assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+
+
+def of_the_base() -> tuple[PreTrainedModel, Any]:
+    model = tiny("bert")
+    attach(model)
+    return model, model.base_model
+
+
+def of_the_whole() -> tuple[PreTrainedModel, Any]:
+    model = tiny("bert")
+    attach(model.base_model)  # type: ignore[arg-type]
+    return model, model
+
+
+def of_another_head() -> tuple[PreTrainedModel, Any]:
+    model, other = tiny("bert"), tiny("bert", "classification")
+    attach(model)
+    other.bert = model.base_model
+    return model, other
+
+
+@pytest.mark.parametrize("build", [of_the_base, of_the_whole, of_another_head])
+def test_whoever_switches_checkpointing_on_what_is_recomputed_is_perturbed(build: Callable[[], Any]) -> None:
+    found = []
+    for on in (False, True):
+        model, switch = build()
+        if on:
+            checkpoint_activations(switch)
+        passes = count_forwards(model, "bert")
+        with perturbed(model, Perturb(attend=attend_to(random_keeps(0)))):
+            loss = model(**tiny_batch().inputs).logits.square().sum()
+        loss.backward()  # outside the pass
+        assert passes() == 1 + on
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    for key, value in found[0].items():
+        torch.testing.assert_close(found[1][key], value, rtol=1e-6, atol=1e-7, msg=key)
+    model.bert = BertModel(model.config, add_pooling_layer=False)  # an encoder that nobody attached
+    checkpoint_activations(model)
+    detach(model)
 
 
 def compiled_steps(name: str, backend: str, compiled: bool) -> tuple[list[float], list[int]]:

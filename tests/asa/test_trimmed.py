@@ -379,7 +379,25 @@ def put(blocks: Any) -> None:
     blocks[-1].attention.output = copy.deepcopy(blocks[-1].attention.output)
 
 
-CHANGES = [grow, cut, twice, around, again, put]
+def mix(blocks: Any) -> None:
+    blocks[-1].output = Mixing(blocks[-1].output)
+
+
+def wrap(blocks: Any) -> None:
+    blocks[-1] = MixedBlock(blocks[-1])
+
+
+class MixedBlock(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, h_BLD: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        states_BLD = self.block(h_BLD, *args, **kwargs)
+        return states_BLD + states_BLD.mean(1, keepdim=True)
+
+
+CHANGES = [grow, cut, twice, around, again, put, mix, wrap]
 
 
 @pytest.mark.parametrize("change", CHANGES)
