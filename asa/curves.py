@@ -6,6 +6,7 @@ may find asleep for minutes.
 
 import io
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -26,8 +27,10 @@ class Curves:
     def __init__(self, folder: Path, purge: int | None = None) -> None:
         """Args: purge, the step from which on TensorBoard is to drop what earlier files in the folder hold."""
         folder.mkdir(parents=True, exist_ok=True)
-        # They are read in the order of their names, which two of one second need as well.
-        order = f"{int(time.time()):010d}.{sum(1 for _ in folder.iterdir()):06d}"
+        # They are read in the order of their names: two of one second need it as well, and a clock that went back.
+        names = [path.name for path in folder.iterdir()]
+        times = [int(found[1]) for name in names if (found := re.match(r"events\.out\.tfevents\.(\d{10})\.", name))]
+        order = f"{max([int(time.time()), *times]):010d}.{len(names):06d}"
         self._path = folder / f"events.out.tfevents.{order}.{socket.gethostname()}.{os.getpid()}"
         start = SessionLog(status=SessionLog.START)
         self._append([] if purge is None else [Event(wall_time=time.time(), step=purge, session_log=start)])

@@ -16,6 +16,10 @@ class _Line(_Strict):
     event: str
 
 
+class _Other(_Line):
+    step: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
 class _ASA(_Strict):
     tau: float | None = None
 
@@ -24,7 +28,7 @@ class _Config(_Strict):
     asa: _ASA | None = None
 
 
-class _Start(_Line):
+class _Start(_Other):
     stage: str | None = None
     seed: int | None = None
     metrics: list[str] | None = None
@@ -55,7 +59,7 @@ class _Eval(_Step):
     __pydantic_extra__: dict[str, float | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class _Failed(_Line):
+class _Failed(_Other):
     error: str
 
 
@@ -80,9 +84,9 @@ def wrong(event: dict[str, Any]) -> str | None:
     """What about a line its readers could not take."""
     name = event.get("event")
     try:
-        _KINDS.get(name if isinstance(name, str) else "", _Line).model_validate(event)
+        _KINDS.get(name if isinstance(name, str) else "", _Other).model_validate(event)
     except ValidationError as error:
         found = error.errors()[0]
-        place = ".".join(str(part) for part in found["loc"])
+        place = " ".join(".".join(str(part) for part in found["loc"]).split())
         return f"{place}: {found['msg'][0].lower()}{found['msg'][1:]}"
     return None

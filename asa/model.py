@@ -54,7 +54,8 @@ def joined(first: Output, second: Output) -> Output:
 
 
 class TaskModel(nn.Module):
-    """`model` is exported; `adversary` (None where the method needs none) is saved beside it."""
+    """`model` is exported; `adversary` (None where the method needs none) is saved beside it. Another TaskModel of the
+    same model attaches it anew, by its own settings."""
 
     same_dropout = False  # True while passes with and without masks are given the same random state
     whole = False  # True while passes with and without a tap of final states are: then none leaves anything out

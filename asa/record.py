@@ -184,14 +184,14 @@ def read(path: Path) -> list[dict[str, Any]]:
 def parsed(path: Path) -> list[dict[str, Any]]:
     """The lines of what may be another program's metrics.jsonl; else as `read`.
 
-    Raises: WorkError for a line but the last that is no JSON object: it was not torn in writing, and what it held is
+    Raises: WorkError for a line with an end that is no JSON object: it was not torn in writing, and what it held is
         lost; or where something else than a file stands there, which one might wait for forever.
     """
     try:
         # Before it is opened: a pipe would be waited for.
         if not stat.S_ISREG(path.stat().st_mode):
             raise WorkError(f"{path} is no file; remove it")
-        lines = path.read_bytes().splitlines()
+        text = path.read_bytes()
     except OSError as error:
         if path.is_symlink() and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise WorkError(f"{path} is a link to no file; bring that back, or remove the link") from None
@@ -199,14 +199,17 @@ def parsed(path: Path) -> list[dict[str, Any]]:
             raise
         return []
     events: list[dict[str, Any]] = []
+    whole_lines, lines = text.count(b"\n"), text.split(b"\n")
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             event: Any = json.loads(line.decode())
             if not isinstance(event, dict):
                 raise ValueError
             events.append(cast("dict[str, Any]", event))
         except (ValueError, RecursionError):  # no object, no JSON or no UTF-8: a line may be torn inside a character
-            if number < len(lines):
+            if number <= whole_lines:
                 raise WorkError(f"line {number} of {path} is damaged; restore the file, or remove that line") from None
     return events
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -210,6 +211,21 @@ def test_a_damaged_line_amid_others_is_named(path: Path) -> None:
         record.read(path)
 
 
+@pytest.mark.parametrize("text", [b"\xef\xbb\xbf{0}", b"{0}{0}", b"{0}\n{0"])
+def test_a_last_line_with_its_end_is_not_torn(path: Path, text: bytes) -> None:
+    """Nor is the only one of a file that an editor has put a mark before: a run that went on would begin it anew."""
+    line = path.read_bytes().splitlines()[0]
+    path.write_bytes(text.replace(b"{0}", line).replace(b"{0", line[:-1]) + b"\n")
+    with pytest.raises(WorkError, match=r"line \d of .*metrics\.jsonl is damaged"):
+        record.read(path)
+
+
+def test_empty_lines_at_the_end_are_nobodys_loss(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)[:3]
+    path.write_bytes(b"".join([*lines, b"\n", b"\n"]))
+    assert record.read(path) == [json.loads(line) for line in lines]
+
+
 def test_brackets_without_end_are_a_damaged_line(path: Path) -> None:
     item = "[" * 100_000
     lines = path.read_text().splitlines(keepends=True)[:3]
@@ -263,6 +279,18 @@ def test_curves_of_one_second_are_read_in_the_order_they_were_made(tmp_path: Pat
         made.log("train", step, {"loss": float(step)})
         made.log("train", step + 1, {"loss": -1.0})  # lost with what came after its checkpoint
     assert curves(tmp_path)["train/loss"] == [*((step, float(step)) for step in range(1, 13)), (13, -1.0)]
+
+
+def test_curves_of_a_clock_that_went_back_are_read_in_the_order_they_were_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Record(tmp_path, {})
+    for step in (1, 2, 3):
+        made.log("train", step, {"loss": -1.0 if step == 3 else float(step)})
+    earlier = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: earlier)
+    Record(tmp_path, {}, resume=2).log("train", 3, {"loss": 3.0})
+    assert curves(tmp_path)["train/loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -325,7 +353,10 @@ def test_curves_that_somebody_removes_begin_anew(tmp_path: Path) -> None:
         (1, {"command": []}, r"command: "),
         (1, {"command": None}, r"command: "),
         (4, {"tokens_per_s": []}, r"tokens_per_s: "),
+        (4, {"event": "failed", "error": "x", "step": "4"}, r"step: "),
+        (4, {"event": "of a method", "step": None}, r"step: "),
         (-1, {"test_accuracy": "high"}, r"test_accuracy"),
+        (-1, {"two\nlines": "x"}, r"two lines"),
     ],
 )
 def test_a_line_that_no_run_writes_is_named(path: Path, line: int, change: dict[str, Any], said: str) -> None:
