@@ -7,9 +7,8 @@ is to do lies in the model's Signal while the pass lasts, and while activation c
 Tokens that the head does not read end at the last block's attention: what follows it is computed token by token.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +22,8 @@ from asa.batch import Looked
 from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import Family, check_attention, family
-from asa.parts import ATTENTION, Part, Tail, check_parts, ends, parts, tail
+from asa.parts import ATTENTION, Part, Tail, blocks_of, check_parts, ends, parts, tail
+from asa.recompute import forget, recall
 from asa.signal import Left, Pass, Perturb, Reads, Signal, Tap
 from asa.stock import altered, head_types, stock, stock_masked_lm_head
 
@@ -33,8 +33,7 @@ from asa.stock import altered, head_types, stock, stock_masked_lm_head
 class _Attached(NamedTuple):
     """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. tail:
     what must stand where it did for the last block to leave out tokens that no head reads; None where it cannot. head:
-    the parts of a masked LM's head that is Hugging Face's. parts: what has hooks. recomputing: what may be run again in
-    the backward pass."""
+    the parts of a masked LM's head that is Hugging Face's. parts: what has hooks. layers: where its blocks stand."""
 
     signal: Signal
     tail: Tail | None
@@ -43,7 +42,7 @@ class _Attached(NamedTuple):
     owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
     parts: list[Part]
-    recomputing: list[Any]
+    layers: str
 
 
 def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = None) -> Adversaries:
@@ -57,19 +56,17 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     config = config or ASAConfig()
     found = family(model.config.model_type)
     _check(model, found, config)
-    recomputing: list[Any] = [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
-    for module in recomputing:
-        _refuse_reentrant(module)
-    known = parts(model.base_model, model.get_input_embeddings(), found)
+    known, signal = parts(model.base_model, model.get_input_embeddings(), found), Signal()
+    recall(blocks_of(model.base_model, found.layers), signal)
     detach(model)
-    signal, own = Signal(), stock(model)
+    own = stock(model)
     trims = own and _trims(model, found)
     layers = list(model.base_model.get_submodule(found.layers).children())
     handles = [handle for n, block in enumerate(layers) for handle in seat(block, Seat(n, found, config, signal))]
     for n, block in enumerate(layers):
         handles.append(block.register_forward_pre_hook(partial(_tap, signal, n), with_kwargs=True))
     handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
-    handles.append(model.base_model.register_forward_pre_hook(partial(_begin, signal), with_kwargs=True))
+    handles.append(model.base_model.register_forward_pre_hook(partial(_begin, signal, found.layers), with_kwargs=True))
     if own and not found.score_method:
         handles.append(model.base_model.register_forward_pre_hook(partial(_give_mask, signal, model), with_kwargs=True))
     handles.append(model.base_model.register_forward_hook(partial(_take_last, signal, len(layers))))
@@ -89,7 +86,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
         model,
         forwards,
         known,
-        recomputing,
+        found.layers,
     )
     made = Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
     wide = model.dtype == torch.float64
@@ -127,27 +124,25 @@ def has_stock_head(model: "transformers.PreTrainedModel") -> bool:
 
 
 def detach(model: "transformers.PreTrainedModel") -> None:
-    """Remove what `attach` added, also to what was put into the model as a copy of an attached one's part; a model that
-    was never attached stays as it is."""
-    from asa.biased import unseat
-
+    """Remove what `attach` added; a model that was never attached stays as it is. Copies made of its parts keep what
+    they got, which does nothing."""
     attached: _Attached | None = vars(model.base_model).pop("_asa", None)
-    modules = list(model.modules())
-    if attached is not None:
-        for handle in attached.handles:
-            handle.remove()
-        for module, ours, theirs in attached.forwards:
-            if vars(module).get("forward") is ours:  # and not what somebody put there since
-                del vars(module)["forward"]
-                vars(module).update({} if theirs is None else {"forward": theirs})
-        cut = [known.part for known in attached.parts if known.part is not None]  # off the model, perhaps
-        modules += [*attached.owner.modules(), *cut, *attached.recomputing]
-    for module in modules:
-        unseat(module)
-        if getattr(vars(module).get("forward"), "func", None) is dropout:  # of a copy
+    if attached is None:
+        return
+    from asa.biased import obeys, unseat
+
+    for handle in attached.handles:
+        handle.remove()
+    for module, ours, theirs in attached.forwards:
+        if vars(module).get("forward") is ours:  # and not what somebody put there since
             del vars(module)["forward"]
-        if isinstance(function := vars(module).get("_gradient_checkpointing_func"), _Recalling):
-            vars(module)["_gradient_checkpointing_func"] = function.function
+            vars(module).update({} if theirs is None else {"forward": theirs})
+    cut = [known.part for known in attached.parts if known.part is not None]  # off the model, perhaps
+    for module in (*attached.owner.modules(), *cut):
+        # And not what obeys another model by now.
+        if obeys(module, attached.signal):
+            unseat(module)
+        forget(module, attached.signal)
 
 
 @contextmanager
@@ -178,7 +173,7 @@ def perturbed(
     check_parts(model.base_model, [part for part in attached.parts if asked[part.kind]])
     if asked[ATTENTION]:
         _check_seats(attached)
-    _recall(attached)
+    recall(blocks_of(model.base_model, attached.layers), attached.signal)
     now = Pass(perturb, tap, reads, Left([], []), whole or not trimmed(model), same_dropout, looked)
     with attached.signal.during(now):
         yield now
@@ -194,9 +189,10 @@ def _shift_embeddings(signal: Signal, module: nn.Module, args: tuple[Any, ...], 
     return words_BLD + signal.now.perturb.embed_BLD
 
 
-def _begin(signal: Signal, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _begin(signal: Signal, layers: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if signal.now is not None and not torch.compiler.is_compiling():
         signal.now.left.masks.clear()  # of an earlier forward of the same pass
+        recall(blocks_of(module, layers), signal)  # of what was switched on since the pass began
     shifted = signal.now is not None and signal.now.perturb.embed_BLD is not None
     if shifted and kwargs.get("inputs_embeds") is not None:
         raise RequestError("inputs_embeds pass the word embeddings by, which are perturbed; give input_ids")
@@ -236,8 +232,9 @@ def _norm(module: Any, x_BLD: Tensor) -> Tensor:
 
 
 def _dropouts(model: "transformers.PreTrainedModel") -> list[nn.Dropout]:
-    """But for those to which somebody has given a forward of their own."""
-    return [module for module in model.modules() if type(module) is nn.Dropout and "forward" not in vars(module)]
+    """But for those to which somebody has given a forward of their own; a copied one has ours."""
+    found = [module for module in model.modules() if type(module) is nn.Dropout]
+    return [module for module in found if getattr(vars(module).get("forward"), "func", dropout) is dropout]
 
 
 def _tap(signal: Signal, block: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -279,52 +276,13 @@ def _at(x_BLD: Tensor, rows: Tensor) -> Tensor:
     return x_BLD.flatten(0, 1)[rows]
 
 
-@dataclass(frozen=True)
-class _Recalling:
-    """A checkpointing function under which what is recomputed is perturbed as it was."""
-
-    function: Callable[..., Any]
-    signal: Signal
-
-    def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        now = self.signal.now
-
-        def perturbed_forward(*args: Any, **kwargs: Any) -> Any:
-            with self.signal.during(now):
-                return forward(*args, **kwargs)
-
-        return self.function(perturbed_forward, *args, **kwargs)
-
-
-def _refuse_reentrant(module: Any) -> None:
-    """Raises RequestError for reentrant checkpointing, in which a map used outside its layer gets no gradient."""
-    function = module._gradient_checkpointing_func if module.gradient_checkpointing else None
-    if function is None or isinstance(function, _Recalling):  # accepted before
-        return
-    if getattr(function, "keywords", {}).get("use_reentrant") is not False:
-        raise RequestError("activation checkpointing that is reentrant loses gradients; set use_reentrant=False")
-
-
-def _recall(attached: _Attached) -> None:
-    """Make what is recomputed be perturbed as it was. At each pass, since any of the models that a module is part of
-    may have switched checkpointing on since the last."""
-    for module in attached.recomputing:
-        if not module.gradient_checkpointing:
-            continue
-        _refuse_reentrant(module)
-        function = module._gradient_checkpointing_func
-        if not isinstance(function, _Recalling) or function.signal is not attached.signal:
-            theirs = function.function if isinstance(function, _Recalling) else function
-            module._gradient_checkpointing_func = _Recalling(theirs, attached.signal)
-
-
 def _check_seats(attached: _Attached) -> None:
     """Raises RequestError for blocks that obey another model, in which they stand as well, since it was attached."""
+    from asa.biased import obeys
+
     for known in attached.parts:
-        if known.kind == ATTENTION and known.part is not None:
-            seat = vars(known.part).get("_asa_seat")
-            if seat is None or seat.signal is not attached.signal:
-                raise RequestError(
-                    f"{known.path}{known.inside} is part of another model too, which was attached or detached since;"
-                    " attach again"
-                )
+        if known.kind == ATTENTION and known.part is not None and not obeys(known.part, attached.signal):
+            raise RequestError(
+                f"{known.path}{known.inside} is part of another model too, which was attached or detached since;"
+                " attach again"
+            )

@@ -35,7 +35,7 @@ class Seat:
 def seat(block: nn.Module, given: Seat) -> list[Any]:
     """Make one block's attention module obey its signal; the handles of its hooks."""
     module = block.get_submodule(given.family.attention)
-    unseat(module)  # of another model, of which it is part or a copy
+    unseat(module)  # of another model, of which it is part or a copy, or from another block with the same attention
     module._asa_seat = given  # type: ignore[assignment]  # neither a module nor saved
     config: Any = getattr(module, "config", None)
     if getattr(config, "_attn_implementation", None) == "sdpa":
@@ -49,6 +49,12 @@ def seat(block: nn.Module, given: Seat) -> list[Any]:
     if given.config.masked_score == "replaced":
         handles.append(module.register_forward_hook(_replace_output, with_kwargs=True))
     return handles
+
+
+def obeys(module: nn.Module, signal: Signal) -> bool:
+    """Whether an attention module has a seat that is bound to the signal."""
+    given: Seat | None = vars(module).get("_asa_seat")
+    return given is not None and given.signal is signal
 
 
 def unseat(module: nn.Module) -> None:

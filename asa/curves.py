@@ -17,6 +17,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+_HEAD = "events.out.tfevents."
 FORMAT = "brain.Event:2"  # which TensorBoard looks for at the head of a file
 
 
@@ -28,10 +29,11 @@ class Curves:
         """Args: purge, the step from which on TensorBoard is to drop what earlier files in the folder hold."""
         folder.mkdir(parents=True, exist_ok=True)
         # They are read in the order of their names: two of one second need it as well, and a clock that went back.
-        names = [path.name for path in folder.iterdir()]
-        times = [int(found[1]) for name in names if (found := re.match(r"events\.out\.tfevents\.(\d{10})\.", name))]
-        order = f"{max([int(time.time()), *times]):010d}.{len(names):06d}"
-        self._path = folder / f"events.out.tfevents.{order}.{socket.gethostname()}.{os.getpid()}"
+        names = (re.match(rf"{_HEAD}(\d+)\.(?:(\d{{6}})\.)?", path.name) for path in folder.iterdir())
+        found = [(int(name[1]), int(name[2] or 0)) for name in names if name]
+        second = max([int(time.time()), *(second for second, _ in found)])
+        order = f"{second:010d}.{max([0, *(number for _, number in found)]) + 1:06d}"
+        self._path = folder / f"{_HEAD}{order}.{socket.gethostname()}.{os.getpid()}"
         start = SessionLog(status=SessionLog.START)
         self._append([] if purge is None else [Event(wall_time=time.time(), step=purge, session_log=start)])
 

@@ -63,7 +63,7 @@ class _Failed(_Other):
     error: str
 
 
-class _End(_Line):
+class _End(_Other):
     __pydantic_extra__: dict[str, float | list[float | None] | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
 

@@ -49,6 +49,10 @@ def parts(base: nn.Module, words: nn.Module, found: Family) -> list[Part]:
     return [*known, Part(BLOCK, end, "", None), Part(ATTENTION, end, "", None)]
 
 
+def blocks_of(base: nn.Module, layers: str) -> list[nn.Module]:
+    return [block for block in _places(base, layers) if block is not None]
+
+
 def tail(base: nn.Module, found: Family) -> Tail:
     path = f"{found.layers}.{len(_places(base, found.layers)) - 1}"
     return Tail(path, _inside(base.get_submodule(path)))

@@ -199,17 +199,16 @@ def parsed(path: Path) -> list[dict[str, Any]]:
             raise
         return []
     events: list[dict[str, Any]] = []
-    whole_lines, lines = text.count(b"\n"), text.split(b"\n")
+    lines = text.rstrip().splitlines()
+    ended = len(lines) if text.endswith((b"\n", b"\r")) else len(lines) - 1
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
         try:
             event: Any = json.loads(line.decode())
             if not isinstance(event, dict):
                 raise ValueError
             events.append(cast("dict[str, Any]", event))
         except (ValueError, RecursionError):  # no object, no JSON or no UTF-8: a line may be torn inside a character
-            if number <= whole_lines:
+            if number <= ended:
                 raise WorkError(f"line {number} of {path} is damaged; restore the file, or remove that line") from None
     return events
 

@@ -52,7 +52,8 @@ def altered(part: nn.Module) -> bool:
     """By a forward or a hook that is neither ours nor of Hugging Face's own activation checkpointing and accelerate."""
     own = vars(part)
     hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
-    return ("forward" in own and not _autocast(part)) or not all(_known(hook) for hook in hooks)
+    forward = "forward" in own and not (_known(own["forward"]) or _autocast(part))
+    return forward or not all(_known(hook) for hook in hooks)
 
 
 def _autocast(part: nn.Module) -> bool:

@@ -161,17 +161,17 @@ MUTATIONS = (
         "asa/test_trimmed.py::test_a_last_block_that_is_another_since_attach_computes_all_tokens",
     ),
     Mutation(
-        "what is recomputed is not perturbed where the base switched checkpointing on",
+        "what is recomputed is not perturbed where checkpointing was switched on in the pass",
         "attention.py",
-        "    _recall(attached)\n",
-        "",
-        "asa/test_recompute.py::test_whoever_switches_checkpointing_on_what_is_recomputed_is_perturbed",
+        "        recall(blocks_of(module, layers), signal)",
+        "        pass",
+        "asa/test_recompute.py::test_checkpointing_switched_on_at_any_time_recomputes_what_was",
     ),
     Mutation(
         "a copied block keeps the hooks that came with it",
         "biased.py",
-        "            del own[kind][key]\n",
-        "            continue\n",
+        "    unseat(module)  # of",
+        "    # of",
         "asa/test_attach.py::test_a_copied_block_obeys_the_model_it_was_put_into",
     ),
     Mutation(

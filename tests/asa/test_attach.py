@@ -112,6 +112,17 @@ def test_an_attach_that_is_refused_leaves_no_trace() -> None:
         pass
 
 
+def test_an_attach_that_is_refused_leaves_an_earlier_one_alive() -> None:
+    model: Any = tiny("bert")
+    attach(model)
+    last = model.bert.encoder.layer[-1]
+    model.bert.encoder.layer[-1] = torch.nn.Identity()
+    with pytest.raises(RequestError, match=r"layer\.1 has no attention\.self"):
+        attach(model)
+    model.bert.encoder.layer[-1] = last
+    assert calls(model) == [(n, True) for n in range(LAYERS)]
+
+
 def test_decoders_and_masks_per_head_are_refused() -> None:
     decoder = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, is_decoder=True))
     with pytest.raises(RequestError, match="is_decoder"):
@@ -197,14 +208,17 @@ def calls(model: PreTrainedModel) -> list[tuple[int, bool]]:
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "deberta-v2"])
-def test_a_copied_block_obeys_the_model_it_was_put_into(name: str) -> None:
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_copied_block_obeys_the_model_it_was_put_into(name: str, detached: bool) -> None:
     """A block of an attached model brings its hooks: it would be masked twice, or not work after detach."""
     model, batch = tiny(name), batch_for(name)
     attach(model)
     blocks: Any = model.base_model.get_submodule("encoder.layer")
     blocks.append(deepcopy(blocks[-1]))
-    detach(model)
     plain = model(**batch.inputs).logits
+    if detached:
+        detach(model)
+        assert torch.equal(model(**batch.inputs).logits, plain)
     asked: list[int] = []
     attach(model)
     with perturbed(model, Perturb(attend=lambda site: asked.append(site.layer))):
@@ -212,16 +226,24 @@ def test_a_copied_block_obeys_the_model_it_was_put_into(name: str) -> None:
     assert asked == list(range(LAYERS + 1))
 
 
-def test_a_model_of_copied_blocks_is_attacked_once_a_layer() -> None:
-    teacher, student = tiny("bert"), tiny("bert")
-    attach(teacher)
-    student.bert.encoder = deepcopy(teacher.bert.encoder)  # type: ignore[union-attr]
-    attach(student)
-    assert trimmed(student)  # as a model whose blocks nobody has touched
+@pytest.mark.parametrize("config", [ASAConfig(), ASAConfig.released()])
+def test_a_model_of_copied_parts_is_attacked_as_one_whose_parts_nobody_has_touched(config: ASAConfig) -> None:
+    teacher, student, batch = tiny("bert", dropout=0.2), tiny("bert", dropout=0.2), tiny_batch()
+    attach(teacher, config)
+    for part in ("encoder", "embeddings"):
+        setattr(student.bert, part, deepcopy(teacher.base_model.get_submodule(part)))
+    attach(student, config)
+    assert trimmed(student)
     assert calls(student) == [(n, True) for n in range(LAYERS)]
     assert calls(teacher) == [(n, True) for n in range(LAYERS)]
+    found = []
+    for model in (teacher, student):
+        torch.manual_seed(0)
+        with perturbed(model.train(), Perturb(attend=attend_to(random_keeps(0)))):
+            found.append(model.base_model(**batch.inputs).last_hidden_state)  # type: ignore[operator]
+    assert torch.equal(*found)
     detach(student)
-    assert not any("forward" in vars(module) or "_asa_seat" in vars(module) for module in student.modules())
+    assert not any("_asa_seat" in vars(module) for module in student.modules())
 
 
 def test_a_copy_made_in_a_pass_is_not_in_it() -> None:
@@ -241,6 +263,13 @@ def test_of_two_models_that_share_blocks_the_one_that_is_no_longer_obeyed_says_s
     assert calls(second) == [(n, True) for n in range(LAYERS)]
     with pytest.raises(RequestError, match=r"layer\.0\.attention\.self is part of another model too.*attach again"):
         calls(first)
+    detach(first)
+    third = tiny("bert")
+    third.bert.encoder = first.bert.encoder  # type: ignore[union-attr]
+    detach(third)  # which was never attached
+    assert calls(second) == [(n, True) for n in range(LAYERS)]
+    attach(first)
+    attach(second)
     detach(second)
     with pytest.raises(RequestError, match="attach again"):
         calls(first)
@@ -261,6 +290,18 @@ def test_a_block_that_stands_twice_is_told_of_where_it_was_to_be_attacked() -> N
         model(**tiny_batch().inputs)
 
 
+def test_attention_that_two_blocks_share_is_told_of_and_left_as_it_was() -> None:
+    model: Any = tiny("bert")
+    blocks = model.bert.encoder.layer
+    blocks[1].attention = blocks[0].attention
+    attach(model)
+    with pytest.raises(RequestError, match=r"layer\.1\.attention\.self is encoder\.layer\.0\S+ once more"):
+        calls(model)
+    detach(model)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert blocks[0].attention.self.config is model.config
+
+
 def test_a_block_without_attention_is_refused_and_leaves_no_trace() -> None:
     model: Any = tiny("bert")
     layer = model.bert.encoder.layer
@@ -278,6 +319,17 @@ def test_detach_leaves_no_trace_on_a_block_that_was_cut_off() -> None:
     detach(model)
     assert not any(module._forward_pre_hooks or "_asa_seat" in vars(module) for module in last.modules())
     assert last.attention.self.config._attn_implementation == model.config._attn_implementation
+
+
+def test_a_block_that_was_given_to_another_model_obeys_that_one() -> None:
+    model, other = tiny("bert"), tiny("bert")
+    blocks, others = (one.base_model.get_submodule("encoder.layer") for one in (model, other))
+    attach(model)
+    others[1] = blocks[1]  # type: ignore[index, operator]
+    del blocks[1]  # type: ignore[operator]
+    attach(other)
+    attach(model)
+    assert calls(other) == [(n, True) for n in range(LAYERS)]
 
 
 def test_words_that_are_no_part_of_the_encoder_are_no_hindrance() -> None:

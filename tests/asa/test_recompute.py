@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import BertModel, PreTrainedModel
 
 from asa.adversary import ASAConfig
-from asa.attention import _Recalling, attach, detach, perturbed
+from asa.attention import attach, detach, perturbed
 from asa.errors import RequestError
 from asa.families import FAMILIES
 from asa.hf import checkpoint_activations
@@ -19,6 +19,7 @@ from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.creat import CreATConfig
 from asa.methods.random_mask import RandomMaskConfig
 from asa.model import TaskModel
+from asa.recompute import Recalling
 from asa.signal import Perturb
 from tests.asa.conftest import CPU, attend_to, batch_for, gradients, random_keeps, tiny_batch, tiny_engine
 from tests.asa.encoders import PAIRS, tiny
@@ -95,7 +96,7 @@ def test_checkpointing_may_be_switched_on_and_off_while_attached() -> None:
     detach(model)
     functions = [m._gradient_checkpointing_func for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     assert functions
-    assert not any(isinstance(function, _Recalling) for function in functions)
+    assert not any(isinstance(function, Recalling) for function in functions)
     switch_off(model)
     attach(model)
     switch_off(model)
@@ -139,6 +140,66 @@ def test_whoever_switches_checkpointing_on_what_is_recomputed_is_perturbed(build
     model.bert = BertModel(model.config, add_pooling_layer=False)  # an encoder that nobody attached
     checkpoint_activations(model)
     detach(model)
+
+
+def rebuild(model: Any) -> None:
+    """A new block around the attention of an old one."""
+    old = model.bert.encoder.layer[1]
+    new = type(old)(model.config)
+    new.load_state_dict(old.state_dict())
+    new.attention.self = old.attention.self
+    model.bert.encoder.layer[1] = new
+
+
+@pytest.mark.parametrize("change", [lambda model: None, rebuild])
+@pytest.mark.parametrize("when", ["before the pass", "in the pass"])
+def test_checkpointing_switched_on_at_any_time_recomputes_what_was(when: str, change: Callable[[Any], None]) -> None:
+    found = []
+    for on in ("never", when):
+        model = tiny("bert")
+        attach(model)
+        change(model)
+        if on == "before the pass":
+            checkpoint_activations(model)
+        with perturbed(model, Perturb(attend=attend_to(random_keeps(0)))):
+            if on == "in the pass":
+                checkpoint_activations(model)
+            loss = model(**tiny_batch().inputs).logits.square().sum()
+        loss.backward()
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_a_pass_of_another_model_with_the_same_blocks_leaves_ones_own_recomputed_as_it_was() -> None:
+    found = []
+    for on in (False, True):
+        model: Any = tiny("bert")
+        other: Any = tiny("bert")
+        other.bert.encoder = model.bert.encoder
+        attach(other)
+        attach(model)
+        if on:
+            checkpoint_activations(model)
+        with perturbed(model, Perturb(attend=attend_to(random_keeps(0)))):
+            with perturbed(other):
+                other(**tiny_batch().inputs)
+            loss = model(**tiny_batch().inputs).logits.square().sum()
+        loss.backward()
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+    block = model.bert.encoder.layer[0]
+    assert not isinstance(block._gradient_checkpointing_func.function, Recalling)  # no longer with each pass
+
+
+def test_reentrant_checkpointing_is_refused_in_a_pass_too() -> None:
+    model = tiny("bert")
+    attach(model)
+    with perturbed(model):
+        checkpoint_activations(model, {"use_reentrant": True})
+        with pytest.raises(RequestError, match="use_reentrant=False"):
+            model(**tiny_batch().inputs)
 
 
 def compiled_steps(name: str, backend: str, compiled: bool) -> tuple[list[float], list[int]]:

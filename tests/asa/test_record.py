@@ -220,10 +220,14 @@ def test_a_last_line_with_its_end_is_not_torn(path: Path, text: bytes) -> None:
         record.read(path)
 
 
-def test_empty_lines_at_the_end_are_nobodys_loss(path: Path) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)[:3]
-    path.write_bytes(b"".join([*lines, b"\n", b"\n"]))
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_empty_lines_at_the_end_and_other_ends_of_lines_are_nobodys_loss(path: Path, end: bytes) -> None:
+    lines = path.read_bytes().splitlines()[:3]
+    path.write_bytes(b"".join(line + end for line in [*lines, b"", b" "]))
     assert record.read(path) == [json.loads(line) for line in lines]
+    path.write_bytes(b"".join(line + end for line in [lines[0], b"", lines[1]]))
+    with pytest.raises(WorkError, match=r"line 2 of .*metrics\.jsonl is damaged"):
+        record.read(path)
 
 
 def test_brackets_without_end_are_a_damaged_line(path: Path) -> None:
@@ -289,7 +293,15 @@ def test_curves_of_a_clock_that_went_back_are_read_in_the_order_they_were_made(
         made.log("train", step, {"loss": -1.0 if step == 3 else float(step)})
     earlier = time.time() - 3600
     monkeypatch.setattr(time, "time", lambda: earlier)
-    Record(tmp_path, {}, resume=2).log("train", 3, {"loss": 3.0})
+    second = Record(tmp_path, {}, resume=2)
+    second.log("train", 3, {"loss": 3.0})
+    second.log("train", 4, {"loss": -1.0})
+    first, _ = sorted((tmp_path / "tensorboard").iterdir())
+    first.unlink()
+    second.log("train", 5, {"loss": -1.0})
+    made.log("train", 1, {"loss": 1.0})
+    made.log("train", 2, {"loss": 2.0})
+    Record(tmp_path, {}, resume=3)
     assert curves(tmp_path)["train/loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
@@ -356,6 +368,8 @@ def test_curves_that_somebody_removes_begin_anew(tmp_path: Path) -> None:
         (4, {"event": "failed", "error": "x", "step": "4"}, r"step: "),
         (4, {"event": "of a method", "step": None}, r"step: "),
         (-1, {"test_accuracy": "high"}, r"test_accuracy"),
+        (-1, {"step": 0.5}, r"step: "),
+        (1, {"step": -1}, r"step: "),
         (-1, {"two\nlines": "x"}, r"two lines"),
     ],
 )
