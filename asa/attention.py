@@ -25,7 +25,7 @@ from asa.families import Family, check_attention, family
 from asa.parts import ATTENTION, Part, Tail, blocks_of, check_parts, ends, parts, tail
 from asa.recompute import forget, recall
 from asa.signal import Left, Pass, Perturb, Reads, Signal, Tap
-from asa.stock import altered, head_types, stock, stock_masked_lm_head
+from asa.stock import altered, end_altered, head_altered, head_types, stock, stock_masked_lm_head
 
 # B rows, D width, L length
 
@@ -75,7 +75,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     norm = model.base_model.get_submodule(found.norm)
     # Partials and not bound methods, which would pickle as attributes that the class has not.
     ours = [(norm, partial(_norm, norm)), *((module, partial(dropout, module, signal)) for module in _dropouts(model))]
-    forwards = [(module, forward, vars(module).get("forward")) for module, forward in ours]
+    forwards = [(module, forward, _theirs(module)) for module, forward in ours]
     for module, forward in ours:
         vars(module)["forward"] = forward
     vars(model.base_model)["_asa"] = _Attached(
@@ -112,15 +112,15 @@ def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
 
 def trimmed(model: "transformers.PreTrainedModel") -> bool:
     """Whether the last block of an attached model leaves out tokens that no head reads: not where blocks were added,
-    replaced or cut off since."""
+    replaced or cut off since, nor where somebody's hook or forward has come to what sees final states."""
     attached: _Attached = vars(model.base_model)["_asa"]
-    return attached.tail is not None and ends(model.base_model, attached.tail)
+    return attached.tail is not None and ends(model.base_model, attached.tail) and not end_altered(model)
 
 
 def has_stock_head(model: "transformers.PreTrainedModel") -> bool:
     """Whether the head of an attached masked LM is still Hugging Face's, which reads each token by itself."""
     attached: _Attached = vars(model.base_model)["_asa"]
-    return attached.head is not None and attached.head == head_types(model)
+    return attached.head is not None and attached.head == head_types(model) and not head_altered(model)
 
 
 def detach(model: "transformers.PreTrainedModel") -> None:
@@ -234,7 +234,13 @@ def _norm(module: Any, x_BLD: Tensor) -> Tensor:
 def _dropouts(model: "transformers.PreTrainedModel") -> list[nn.Dropout]:
     """But for those to which somebody has given a forward of their own; a copied one has ours."""
     found = [module for module in model.modules() if type(module) is nn.Dropout]
-    return [module for module in found if getattr(vars(module).get("forward"), "func", dropout) is dropout]
+    return [module for module in found if _theirs(module) is None]
+
+
+def _theirs(module: nn.Module) -> Any:
+    """The forward that somebody has given the module, who is not us."""
+    found = vars(module).get("forward")
+    return None if getattr(found, "func", None) is dropout else found
 
 
 def _tap(signal: Signal, block: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

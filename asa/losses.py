@@ -21,9 +21,9 @@ from asa.model import Output
 
 def task_loss(out: Output, batch: Batch) -> Tensor:
     """Cross entropy, or squared error for regression: the sum over labelled units / Batch.total_labels."""
-    if batch.kind == "regression":
-        return F.mse_loss(out.logits.float().squeeze(-1), batch.labels.float(), reduction="sum") / batch.total_labels
     labels = batch.labels.flatten()
+    if batch.kind == "regression":
+        return F.mse_loss(out.logits.float().squeeze(-1), labels.float(), reduction="sum") / batch.total_labels
     if fused.losses_supported(out.logits):
         return fused.cross_entropies(out.logits.flatten(0, -2), labels).sum() / batch.total_labels
     loss = F.nll_loss(out.log_probs.flatten(0, -2), labels, reduction="sum", ignore_index=IGNORE)

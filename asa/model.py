@@ -85,7 +85,7 @@ class TaskModel(nn.Module):
         return Output(logits)
 
     def _reads(self, batch: Batch) -> Reads | None:
-        known = self._head is not None and self._head == around(self.model)
+        known = self._head is not None and self._head == around(self.model) and trimmed(self.model)
         return Reads(_starts(batch).unsqueeze(1)) if known and "input_ids" in batch.inputs else None
 
     def twin(self) -> "TaskModel":

@@ -37,7 +37,7 @@ def stock_masked_lm_head(model: "transformers.PreTrainedModel") -> bool:
     kind: Any = transformers.MODEL_FOR_MASKED_LM_MAPPING.get(type(model.config), None)
     if kind is None or not isinstance(model, kind) or type(model).forward is not kind.forward:
         return False
-    if any(altered(part) for part in (model, *_head(model))):
+    if head_altered(model):
         return False
     with torch.device("meta"):
         return head_types(model) == head_types(kind(copy.deepcopy(model.config)))
@@ -49,8 +49,11 @@ def _head(model: "transformers.PreTrainedModel") -> list[nn.Module]:
 
 
 def altered(part: nn.Module) -> bool:
-    """By a forward or a hook that is neither ours nor of Hugging Face's own activation checkpointing and accelerate."""
+    """By a forward or a hook that is neither ours nor an engine's, of Hugging Face's own activation checkpointing or
+    accelerate's autocast."""
     own = vars(part)
+    if not own["_forward_hooks"] and not own["_forward_pre_hooks"] and "forward" not in own:
+        return False  # as most are, in each pass
     hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
     forward = "forward" in own and not (_known(own["forward"]) or _autocast(part))
     return forward or not all(_known(hook) for hook in hooks)
@@ -64,8 +67,8 @@ def _autocast(part: nn.Module) -> bool:
 
 
 def _known(hook: Any) -> bool:
-    # Ours are partials.
-    return getattr(getattr(hook, "func", hook), "__module__", "").startswith(("transformers.", "asa."))
+    # Ours are partials. DeepSpeed's gather and count.
+    return getattr(getattr(hook, "func", hook), "__module__", "").startswith(("transformers.", "asa.", "deepspeed."))
 
 
 def _types(model: nn.Module) -> list[tuple[str, type]]:
@@ -78,7 +81,25 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def around(model: "transformers.PreTrainedModel") -> list[type]:
     """The classes of what is not among a known family's blocks, by which a head that was replaced is seen."""
+    return [type(part) for part in _around(model)]
+
+
+def _around(model: "transformers.PreTrainedModel") -> list[nn.Module]:
     base, blocks = model.base_model, FAMILIES[model.config.model_type].layers.partition(".")[0]
     parts = [part for part in model.children() if part is not base]
     parts += [part for name, part in base.named_children() if name != blocks]
-    return [type(inner) for part in parts for _, inner in _parts(part)]
+    return [inner for part in parts for _, inner in _parts(part)]
+
+
+def end_altered(model: "transformers.PreTrainedModel") -> bool:
+    """Whether anything that sees final states is altered: the model, what is around its blocks or holds them, the last
+    of them."""
+    layers = FAMILIES[model.config.model_type].layers.split(".")
+    above = [model.base_model.get_submodule(".".join(layers[:depth])) for depth in range(len(layers) + 1)]
+    *_, last = above[-1].children()
+    return any(altered(part) for part in (model, *above, *_around(model), *last.modules()))
+
+
+def head_altered(model: "transformers.PreTrainedModel") -> bool:
+    """Whether the model, its base or a part of its head is."""
+    return any(altered(part) for part in (model, model.base_model, *_head(model)))

@@ -1,13 +1,21 @@
 """What of Hugging Face's Trainer the adversarial one turns down rather than do wrongly or not at all."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from accelerate.utils import DistributedType
+from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
+from asa.batch import Kind
 from asa.errors import RequestError
+from asa.integrations.tasks import to_batch, totals
+from asa.losses import task_loss
 from asa.methods import MethodsConfig
+from asa.model import Output, TaskModel
+from asa.stock import altered
+from asa.typed import fork_rng
 
 if TYPE_CHECKING:
     from asa.integrations.transformers import AdversarialTrainer
@@ -30,10 +38,56 @@ def refuse_args(args: TrainingArguments) -> None:
         raise RequestError(found)
 
 
-def refuse_trainer(trainer: "AdversarialTrainer") -> None:
-    """Raises RequestError for what the user gave a Trainer, or its environment made of it, that we cannot honour."""
-    for found in _wrong_trainer(trainer):
+def refuse_trainer(trainer: "AdversarialTrainer", fitted: bool = False) -> None:
+    """Raises RequestError for what the user gave a Trainer, or its environment made of it, that we cannot honour.
+    fitted: the optimizer is the one it trains with, of which `refuse_optimizer` tells."""
+    for found in _wrong_trainer(trainer, fitted):
         raise RequestError(found)
+
+
+def refuse_loss(task: TaskModel, kind: Kind, inputs: Mapping[str, Any]) -> None:
+    """Raises RequestError for a model of one's own class or forward whose loss is not the task's, which is what methods
+    train on; by this batch, without dropout."""
+    model = task.model
+    if type(model).__module__.startswith("transformers.") and not altered(model):
+        return
+    batch = to_batch(kind, inputs, totals(kind, [inputs]))
+    modes = [(part, part.training) for part in task.modules()]
+    try:
+        task.eval()
+        with fork_rng(devices=[]):
+            output: Any = model(**inputs)
+    finally:
+        for part, training in modes:
+            part.training = training
+    theirs, logits = (getattr(output, name, None) for name in ("loss", "logits"))
+    # Without any label Hugging Face's is NaN; of answers that are not there it takes account.
+    if (
+        theirs is None
+        or logits is None
+        or not theirs.isfinite()
+        or (kind == "choice" and batch.total_rows < logits.numel())
+    ):
+        return
+    ours = task_loss(Output(logits if batch.positions is None else logits.flatten(0, -2)[batch.positions]), batch)
+    if not _alike(theirs, ours, logits):
+        raise RequestError(
+            f"{type(model).__name__}.forward makes a loss of its own ({theirs:.4g} where the task's is {ours:.4g}),"
+            " and methods train on the task's; leave it out, or train with Hugging Face's Trainer"
+        )
+
+
+def _alike(theirs: Tensor, ours: Tensor, logits: Tensor) -> bool:
+    """Whether two losses are one up to rounding in half precision, and their gradients: where a head knows nothing yet,
+    weights of classes change only these."""
+    pairs = [(theirs.float(), ours.float())]
+    if logits.requires_grad and theirs.requires_grad:
+        slopes: Any = [
+            torch.autograd.grad(one, logits, retain_graph=True, allow_unused=True)[0] for one in (theirs, ours)
+        ]
+        # None: autocast has given us a copy of what the loss was made of.
+        pairs += [] if slopes[0] is None else [(slopes[0].float(), slopes[1].float())]
+    return all(bool((one - two).abs().max() <= 1e-3 + 0.02 * two.abs().max()) for one, two in pairs)
 
 
 def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
@@ -76,7 +130,7 @@ def _wrong_args(args: TrainingArguments) -> Iterator[str]:
         yield f"optim = {args.optim!r} updates during backward, of which a method may do several; set another optim"
 
 
-def _wrong_trainer(trainer: "AdversarialTrainer") -> Iterator[str]:
+def _wrong_trainer(trainer: "AdversarialTrainer", fitted: bool) -> Iterator[str]:
     kind = trainer.accelerator.distributed_type
     if kind != DistributedType.NO:
         yield f"accelerate is set up for {kind.value}: one process on one device is needed; unset its configuration"
@@ -84,7 +138,7 @@ def _wrong_trainer(trainer: "AdversarialTrainer") -> Iterator[str]:
         yield "the model lies on several devices, its adversary on one; load it without device_map"
     if trainer.compute_loss_func is not None:
         yield "compute_loss_func: the method makes the loss from logits and labels; leave compute_loss_func out"
-    if type(trainer).compute_loss is not Trainer.compute_loss:
+    if type(trainer).compute_loss is not Trainer.compute_loss or "compute_loss" in vars(trainer):
         yield f"{type(trainer).__name__}.compute_loss would not be called in training; remove it"
-    if trainer.optimizer is not None and trainer.adversary is not None:
+    if trainer.optimizer is not None and trainer.adversary is not None and not fitted:
         yield "optimizers: yours does not hold the adversary's parameters; give optimizer_cls_and_kwargs instead"

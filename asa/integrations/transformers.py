@@ -17,13 +17,14 @@ from asa.engine import Engine, Precision
 from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
 from asa.integrations.passes import AcceleratedPasses, Means
-from asa.integrations.refusals import refuse_args, refuse_optimizer, refuse_trainer, refuse_types
+from asa.integrations.refusals import refuse_args, refuse_loss, refuse_optimizer, refuse_trainer, refuse_types
 from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
 from asa.methods import METHODS, At, MethodsConfig, limits
 from asa.model import TaskModel
 from asa.typed import fork_rng
 
 METHOD_FILE = "method.safetensors"
+COMPARED = 8  # micro-batches whose loss by the model's own forward is looked at: of one class alone it tells nothing
 
 
 class AdversarialTrainer(TypedTrainer):
@@ -44,7 +45,8 @@ class AdversarialTrainer(TypedTrainer):
       deepspeed, fsdp, parallelism_config, several processes or GPUs, a device_map over several devices: a method
         makes several passes with an adversary beside the model, and none of these would know of either.
       torch_compile, use_liger_kernel: they replace the forward passes that perturbations reach by hooks.
-      compute_loss_func, label_smoothing_factor, an overridden compute_loss: the method makes the loss.
+      compute_loss_func, label_smoothing_factor, an overridden compute_loss, a loss of the model's own in its forward:
+        the method makes the loss.
       neftune_noise_alpha: each pass would draw its own noise, and a divergence between passes would measure that.
       torch_empty_cache_steps: there is no one place between forward and backward.
       optim lomo, adalomo and the layerwise ones: they update during backward, of which a method may do several.
@@ -131,7 +133,7 @@ class AdversarialTrainer(TypedTrainer):
         self._task.zero_grad()
         for p in () if self.adversary is None else self.adversary.parameters():
             # In a step without an attack too Adam's averages of the adversary go on, as under our engines.
-            p.grad = torch.zeros_like(p)
+            p.grad = torch.zeros_like(p) if p.requires_grad else None
         self._totals, self._slot = totals(self._kind, batches, classes_of(self._task.model, self._kind)), 0
         self._cut = len(batches) < num_batches
         return batches, items
@@ -146,7 +148,11 @@ class AdversarialTrainer(TypedTrainer):
         prepare = getattr(self.optimizer, "train", None)  # schedule-free optimizers have one
         if callable(prepare):
             prepare()
-        batch = to_batch(self._kind, self._prepare_inputs(inputs), self._totals)
+        inputs = self._prepare_inputs(inputs)
+        if self._compared < COMPARED:
+            refuse_loss(self._task, self._kind, inputs)
+            self._compared += 1
+        batch = to_batch(self._kind, inputs, self._totals)
         terms = self._method.backward(self._engine(), batch, At(self._slot, replay=0))
         self._slot += 1
         self._means.add(terms)
@@ -159,9 +165,12 @@ class AdversarialTrainer(TypedTrainer):
     def _begin(self) -> None:
         self._task.to(self.args.device)  # where the optimizer was made by a create_optimizer of the user's own
         refuse_optimizer(self)
-        self._means = Means()
+        refuse_args(self.args)  # as they are by now, and so below
+        refuse_trainer(self, fitted=True)
+        method = limits.check(self._name, self._options, self._precision(self._task.model), zero=0)
+        self._means, self._compared = Means(), 0
         if self.state.global_step == 0:  # of a trainer that has trained before too
-            self._method = METHODS[self._name](self._options)
+            self._method = method
 
     def _updated(self) -> None:
         """After each optimizer step, applied or skipped by an fp16 overflow."""

@@ -62,12 +62,8 @@ class SMART(Stateless):
         """The teacher's logits; the teacher begins as the model that the first batch meets."""
         if self._teacher is None:
             start = _masters(engine) if self._restored is None else self._restored.items()
-            teacher = engine.module.twin().to(batch.labels.device)
-            if strange := _follow(teacher, start, beta=0.0):
-                raise RequestError(
-                    f"smart's teacher is made by the model's config, which does not describe this model ({strange[0]});"
-                    " set smart.proximal to 0"
-                )
+            teacher = _twin(engine.module).to(batch.labels.device)
+            _refuse(_follow(teacher, start, beta=0.0))
             self._teacher, self._restored = teacher, None
         with torch.no_grad():
             return self._teacher(batch).logits
@@ -89,6 +85,26 @@ class SMART(Stateless):
         self.updates = int(state["updates"])
         self._teacher = None
         self._restored = {name: value for name, value in state.items() if name != "updates"} or None
+
+
+def _twin(module: TaskModel) -> TaskModel:
+    # Running averages, as a BatchNorm's, are the model's own and no weights.
+    kept = module.model.state_dict().keys()
+    _refuse([name for name, value in module.model.named_buffers() if name in kept and value.is_floating_point()])
+    try:
+        return module.twin()
+    except TypeError as error:  # of a class of one's own, which takes more
+        _refuse([" ".join(str(error).split())])
+        raise
+
+
+def _refuse(strange: list[str]) -> None:
+    """Raises RequestError where something of the model is not the teacher's."""
+    if strange:
+        raise RequestError(
+            f"smart's teacher is made by the model's config, which does not describe this model ({strange[0]});"
+            " set smart.proximal to 0"
+        )
 
 
 def _masters(engine: Engine) -> Iterable[tuple[str, Tensor]]:

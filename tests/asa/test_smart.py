@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from asa import perturb
 from asa.adversary import ASAConfig
@@ -27,7 +27,7 @@ from asa.methods.smoothness import SmoothConfig, apart, learned, towards
 from asa.methods.vat import VAT, VATConfig
 from asa.model import TaskModel
 from asa.signal import Perturb
-from tests.asa.conftest import KINDS, VOCAB, gradients, tiny_batch, tiny_module
+from tests.asa.conftest import KINDS, VOCAB, gradients, tiny_batch, tiny_bert, tiny_module
 from tests.asa.test_methods import Watched
 
 # C classes, N units
@@ -148,6 +148,26 @@ def test_a_teacher_that_is_no_copy_is_refused() -> None:
         with pytest.raises(RequestError, match=r"does not describe this model \(model\..*set smart\.proximal to 0"):
             update(SMART(SMARTConfig()), Watched(module), batch)
         update(SMART(SMARTConfig(proximal=0)), Watched(module), batch)
+
+
+class Asks(BertForSequenceClassification):
+    """Of one's own, and made of more than a config."""
+
+    def __init__(self, config: Any, extra: int) -> None:
+        super().__init__(config)
+        self.extra = extra
+
+
+def test_a_model_that_its_config_does_not_make_has_no_teacher() -> None:
+    config: Any = tiny_bert("classification").config
+    averaging: Any = BertForSequenceClassification(config)
+    averaging.dropout = nn.BatchNorm1d(config.hidden_size)  # whose running averages an update does not bring over
+    batch = tiny_batch("classification")
+    for model, said in ((averaging, r"dropout\.running_mean"), (Asks(config, 1), "extra")):
+        engine = Watched(TaskModel(model, "classification"))
+        with pytest.raises(RequestError, match=rf"does not describe this model \(.*{said}.*set smart\.proximal to 0"):
+            update(SMART(SMARTConfig()), engine, batch)
+        update(SMART(SMARTConfig(proximal=0)), engine, batch)
 
 
 def test_the_teacher_shares_what_the_model_shares() -> None:

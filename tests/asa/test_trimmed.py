@@ -1,13 +1,16 @@
 """Tokens that no head reads are left out after the last block's attention, and nothing else changes."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.hooks import RemovableHandle
 from transformers import BertForMaskedLM, BertForSequenceClassification, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from asa.adversary import ASAConfig
 from asa.attention import attach, has_stock_head, perturbed, trimmed
@@ -33,16 +36,32 @@ def last_block(model: PreTrainedModel) -> nn.Module:
     return model.base_model.get_submodule(f"{family.layers}.{LAYERS - 1}")
 
 
-def seen(model: PreTrainedModel) -> list[int]:
-    """Tokens that have left the last block, pass by pass."""
+HANDLES: list[RemovableHandle] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_counted_after_a_test() -> Iterator[None]:
+    yield
+    while HANDLES:
+        HANDLES.pop().remove()
+
+
+def count(module: nn.Module) -> list[int]:
+    """Tokens of which a module tells something, pass by pass. No hook on the module: one of somebody's own gets all."""
     counts: list[int] = []
 
-    def note(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        states: Tensor = output[0] if isinstance(output, tuple) else output
-        counts.append(states.shape[:-1].numel())
+    def note(ran: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if ran is module:
+            states: Tensor = output[0] if isinstance(output, tuple) else output
+            counts.append(states.shape[:-1].numel())
 
-    last_block(model).register_forward_hook(note)
+    HANDLES.append(register_module_forward_hook(note))
     return counts
+
+
+def seen(model: PreTrainedModel) -> list[int]:
+    """Tokens that have left the last block, pass by pass."""
+    return count(last_block(model))
 
 
 def trained(
@@ -275,6 +294,74 @@ def test_a_head_that_is_replaced_later_gets_all_tokens(name: str, replace: Calla
     assert not torch.equal(before, after)
 
 
+def centred(states_BLD: Tensor) -> Tensor:
+    return states_BLD - states_BLD.mean(1, keepdim=True)
+
+
+def centre_output(part: nn.Module, args: Any, output: Any) -> Any:
+    output.last_hidden_state = centred(output.last_hidden_state)
+    return output
+
+
+def pool_again(base: Any, args: Any, output: Any) -> Any:
+    output.last_hidden_state = centred(output.last_hidden_state)
+    if output.pooler_output is not None:
+        output.pooler_output = base.pooler(output.last_hidden_state)
+    return output
+
+
+def own_forward_later(part: nn.Module) -> None:
+    forward = type(part).forward
+    part.forward = lambda *args, **inputs: forward(part, *(centred(x) for x in args), **inputs)  # type: ignore[method-assign]
+
+
+LATER: dict[str, tuple[Kind, Callable[[Any], object]]] = {
+    "the last block": ("classification", lambda m: last_block(m).register_forward_hook(lambda *a: centred(a[2]))),
+    "the last block's output": (
+        "classification",
+        lambda m: last_block(m).output.register_forward_hook(lambda *a: centred(a[2])),  # type: ignore[operator, union-attr]
+    ),
+    "the encoder": ("classification", lambda m: m.bert.encoder.register_forward_hook(centre_output)),
+    "the base": ("classification", lambda m: m.bert.register_forward_hook(pool_again)),
+    "the pooler": ("classification", lambda m: own_forward_later(m.bert.pooler)),
+    "the last block, mlm": ("mlm", lambda m: last_block(m).register_forward_hook(lambda *a: centred(a[2]))),
+    "the base, mlm": ("mlm", lambda m: m.bert.register_forward_hook(pool_again)),
+    "the head, mlm": ("mlm", lambda m: own_forward_later(m.cls)),
+    "a part of the head, mlm": (
+        "mlm",
+        lambda m: m.cls.predictions.transform.register_forward_pre_hook(lambda part, args: (centred(args[0]),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("where", LATER)
+def test_what_somebody_hangs_in_later_gets_all_tokens(where: str) -> None:
+    kind, change = LATER[where]
+    model, batch = tiny("bert", kind).eval(), batch_for("bert", kind)
+    module = TaskModel(model, kind)
+    before = module(batch).logits
+    change(model)
+    plain = model(**batch.inputs).logits
+    after = module(batch).logits
+    torch.testing.assert_close(after, plain.flatten(0, 1)[batch.positions] if kind == "mlm" else plain)
+    assert not torch.allclose(after, before, atol=1e-3)
+
+
+def test_the_whole_models_own_forward_gets_all_tokens() -> None:
+    model, batch = tiny("bert", "classification").eval(), batch_for("bert", "classification")
+    module = TaskModel(model, "classification")
+    shapes: list[torch.Size] = []
+
+    def forward(**inputs: Any) -> Any:
+        output = model.base_model(**inputs)  # type: ignore[operator]
+        shapes.append(output.last_hidden_state.shape)
+        return SequenceClassifierOutput(logits=model.classifier(output.last_hidden_state.mean(1)))  # type: ignore[operator, arg-type]
+
+    model.forward = forward  # type: ignore[method-assign]
+    torch.testing.assert_close(module(batch).logits, model(**batch.inputs).logits)
+    assert shapes[0] == shapes[1]
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -346,11 +433,8 @@ def test_a_stock_head_runs_on_masked_tokens_whatever_the_encoder_is() -> None:
     batch = batch_for("bert")
     assert batch.positions is not None
     for model, masked_alone in cases:
-        counts: list[int] = []
         module = TaskModel(model, "mlm")
-        model.get_output_embeddings().register_forward_hook(
-            lambda _, args, out, c=counts: c.append(out[..., 0].numel())
-        )
+        counts = count(model.get_output_embeddings())
         module.eval()(batch)
         assert counts == [len(batch.positions) if masked_alone else batch.pad_BL.numel()], type(model)
 

@@ -44,10 +44,14 @@ def step_by_step() -> None:
     engine = PlainEngine(module, OptimConfig(lr=1e-2, warmup=0), steps=2, device=torch.device("cpu"))
     tokens = {"input_ids": torch.arange(16).reshape(2, 8), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
     batch = Batch("classification", tokens, torch.tensor([0, 1]), total_rows=2, total_labels=2)
+    method = METHODS["asa"](options)
+    module.train()
     for _ in range(2):
-        terms = METHODS["asa"](options).backward(engine, batch, At(slot=0, replay=0))
-        assert torch.isfinite(terms["loss"])
-        assert engine.step().applied
+        for replay in range(method.replays):
+            terms = method.backward(engine, batch, At(slot=0, replay=replay))
+            assert torch.isfinite(terms["loss"])
+            assert engine.step().applied
+            method.after_step(engine)
     still = [name for name, p in module.named_parameters() if torch.equal(p, before[name])]
     assert len(still) < len(before) / 2, still
 

@@ -1,6 +1,7 @@
 """What AdversarialTrainer refuses: one line that says what to change, before anything is trained."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,58 @@ def test_another_loss(tmp_path: Path) -> None:
 
     with pytest.raises(RequestError, match=r"Weighted\.compute_loss would not be called"):
         Weighted(tiny_bert("classification"), arguments(tmp_path), method="vanilla")
+
+
+class Weighted(BertForSequenceClassification):
+    """With weights of classes, as a user may put them into the model."""
+
+    weight = 9.0
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **inputs: Any
+    ) -> Any:
+        output: Any = super().forward(input_ids, attention_mask, **inputs)
+        if labels is not None:
+            weights_C = torch.ones(output.logits.shape[-1])
+            weights_C[0] = self.weight
+            output.loss = nn.functional.cross_entropy(output.logits, labels, weight=weights_C)
+        return output
+
+
+@pytest.mark.parametrize("method", ["vanilla", "asa"])
+def test_a_loss_of_the_models_own(method: str, tmp_path: Path) -> None:
+    config: Any = tiny_bert("classification").config
+    with pytest.raises(RequestError, match=r"Weighted\.forward makes a loss of its own \(\S+ where the task's is"):
+        build(tmp_path, method, Weighted(config)).train()
+    same = Weighted(config)
+    same.weight = 1.0
+    trainer = build(tmp_path, method, same)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    patched: Any = tiny_bert("classification")
+
+    def forward(input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **inputs: Any) -> Any:
+        output: Any = BertForSequenceClassification.forward(patched, input_ids, attention_mask, labels=labels, **inputs)
+        return output if labels is None else replace(output, loss=2 * output.loss)
+
+    patched.forward = forward
+    with pytest.raises(RequestError, match="makes a loss of its own"):
+        build(tmp_path, method, patched).train()
+
+
+def test_what_was_set_after_the_trainer_was_built(tmp_path: Path) -> None:
+    trainer: Any = build(tmp_path)
+    trainer.compute_loss = lambda *args, **given: None
+    with pytest.raises(RequestError, match="compute_loss would not be called"):
+        trainer.train()
+    trainer = build(tmp_path)
+    trainer.args.label_smoothing_factor = 0.1
+    with pytest.raises(RequestError, match="label_smoothing_factor"):
+        trainer.train()
+    trainer = build(tmp_path, "smart")
+    trainer.model.to(torch.bfloat16)  # as an evaluation with bf16_full_eval leaves it
+    with pytest.raises(RequestError, match=r"smart\.radius.*bf16"):
+        trainer.train()
 
 
 def test_an_optimizer_without_the_adversary(tmp_path: Path) -> None:

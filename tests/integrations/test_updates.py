@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch, Kind
@@ -143,6 +143,27 @@ def test_a_method_is_called_once_a_micro_batch_and_told_of_each_step(
     two_epochs("classification", "recorder", tmp_path, gradient_accumulation_steps=2)
     epoch = [(0, 0, 4, 8, 8), (1, 0, 4, 8, 8), ("step", 6)] * 2 + [(0, 0, 4, 4, 4), ("step", 6)]
     assert recorder.calls == epoch * 2
+
+
+def test_an_adversary_that_is_frozen_stands_still(tmp_path: Path) -> None:
+    class Freeze(TrainerCallback):
+        def on_step_end(self, *args: Any, **given: Any) -> None:
+            if trainer.state.global_step == 2:
+                trainer.adversary.requires_grad_(False)
+                found.append(weights(trainer.adversary))
+
+    found: list[dict[str, Tensor]] = []
+    trainer: Any = AdversarialTrainer(
+        tiny_bert("classification"),
+        arguments(tmp_path, weight_decay=0.5),
+        train_dataset=rows("classification", 8),
+        method="asa",
+        callbacks=[Freeze()],
+    )
+    before = weights(trainer.adversary)
+    trainer.train()
+    assert any(not torch.equal(value, found[0][name]) for name, value in before.items())
+    assert_close(weights(trainer.adversary), found[0], atol=0)
 
 
 def test_gradients_of_a_window_that_was_cut_short_do_not_reach_the_next(tmp_path: Path) -> None:
