@@ -14,7 +14,7 @@ from asa.attention import attach, has_stock_head, perturbed, trimmed
 from asa.batch import Batch, Kind
 from asa.errors import RequestError
 from asa.signal import Perturb, Reads, Tap
-from asa.stock import around
+from asa.stock import around, head_altered
 from asa.typed import fork_rng
 
 # B rows, C classes or choices, D width, L length, M masked positions, V vocabulary
@@ -85,7 +85,7 @@ class TaskModel(nn.Module):
         return Output(logits)
 
     def _reads(self, batch: Batch) -> Reads | None:
-        known = self._head is not None and self._head == around(self.model) and trimmed(self.model)
+        known = self._head is not None and self._head == around(self.model) and not head_altered(self.model)
         return Reads(_starts(batch).unsqueeze(1)) if known and "input_ids" in batch.inputs else None
 
     def twin(self) -> "TaskModel":
