@@ -208,7 +208,13 @@ class PlainEngine(Passes):
         torch.autograd.backward(self._vetoed(loss))
 
     def step(self, norms: bool = False) -> StepStats:
-        for p in self._trainable():
+        """Raises, beside the protocol's: RequestError for a parameter that was frozen when the engine was made."""
+        trainable = self._trainable()
+        known = self.optimizer.state
+        if any(p not in known for p in trainable):
+            name = next(name for name, p in self.module.named_parameters() if p.requires_grad and p not in known)
+            raise RequestError(f"{name} was frozen when the engine was made, which does not train it; make it anew")
+        for p in trainable:
             # As under DeepSpeed: what no loss has reached has a gradient of zero, of which Adam's averages take note.
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.sum_(p.grad)

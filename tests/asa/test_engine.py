@@ -13,6 +13,7 @@ from torch import Tensor
 from asa import cpu_attention, dispatch
 from asa.adversary import ASAConfig
 from asa.engine import PlainEngine, State
+from asa.errors import RequestError
 from asa.hf import checkpoint_activations
 from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
@@ -194,6 +195,18 @@ def test_a_restored_engine_continues_bit_for_bit() -> None:
     last = one.full_state()
     assert any(not torch.equal(last[name], saved[name]) for name in saved)
     assert [name for name, value in two.full_state().items() if not torch.equal(value, last[name])] == []
+
+
+def test_what_was_frozen_when_the_engine_was_made_is_not_left_out_without_a_word() -> None:
+    module, batch = tiny_module(), tiny_batch()
+    module.model.base_model.requires_grad_(False)
+    engine = tiny_engine(module)
+    engine.backward(task_loss(engine.forward(batch), batch))
+    engine.step()
+    module.model.base_model.requires_grad_(True)
+    engine.backward(task_loss(engine.forward(batch), batch))
+    with pytest.raises(RequestError, match=r"model\.\S+ was frozen when the engine was made.*make it anew"):
+        engine.step()
 
 
 def test_the_norm_is_told_before_clipping_and_zero_turns_clipping_off() -> None:
