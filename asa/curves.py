@@ -29,7 +29,7 @@ class Curves:
         """Args: purge, the step from which on TensorBoard is to drop what earlier files in the folder hold."""
         folder.mkdir(parents=True, exist_ok=True)
         # They are read in the order of their names: two of one second need it as well, and a clock that went back.
-        names = (re.match(rf"{_HEAD}(\d+)\.(?:(\d{{6}})\.)?", path.name) for path in folder.iterdir())
+        names = (re.match(rf"{_HEAD}(\d+)\.(?:(\d{{6,}})\.)?", path.name) for path in folder.iterdir())
         found = [(int(name[1]), int(name[2] or 0)) for name in names if name]
         second = max([int(time.time()), *(second for second, _ in found)])
         order = f"{second:010d}.{max([0, *(number for _, number in found)]) + 1:06d}"

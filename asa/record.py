@@ -199,8 +199,9 @@ def parsed(path: Path) -> list[dict[str, Any]]:
             raise
         return []
     events: list[dict[str, Any]] = []
-    lines = text.rstrip().splitlines()
-    ended = len(lines) if text.endswith((b"\n", b"\r")) else len(lines) - 1
+    said = text.rstrip()
+    lines, behind = said.splitlines(), text[len(said) :]
+    ended = len(lines) if b"\n" in behind or b"\r" in behind else len(lines) - 1
     for number, line in enumerate(lines, start=1):
         try:
             event: Any = json.loads(line.decode())

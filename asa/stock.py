@@ -55,7 +55,7 @@ def altered(part: nn.Module) -> bool:
     if not own["_forward_hooks"] and not own["_forward_pre_hooks"] and "forward" not in own:
         return False  # as most are, in each pass
     hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
-    forward = "forward" in own and not (_known(own["forward"]) or _autocast(part))
+    forward = "forward" in own and not (_ours(own["forward"]) or _autocast(part))
     return forward or not all(_known(hook) for hook in hooks)
 
 
@@ -64,6 +64,11 @@ def _autocast(part: nn.Module) -> bool:
     own, usual = vars(part)["forward"], type(part).forward
     theirs = getattr(own, "__module__", "").startswith("accelerate.")
     return theirs and inspect.unwrap(own, stop=lambda one: one is usual) is usual
+
+
+def _ours(forward: Any) -> bool:
+    # Partials. Not by its own module, which functools.wraps takes over from what it wraps.
+    return getattr(getattr(forward, "func", None), "__module__", "").startswith("asa.")
 
 
 def _known(hook: Any) -> bool:

@@ -1,5 +1,6 @@
 """What of Hugging Face's Trainer the adversarial one turns down rather than do wrongly or not at all."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -46,47 +47,59 @@ def refuse_trainer(trainer: "AdversarialTrainer", fitted: bool = False) -> None:
 
 
 def refuse_loss(task: TaskModel, kind: Kind, inputs: Mapping[str, Any]) -> None:
-    """Raises RequestError for a model of one's own class or forward whose loss is not the task's, which is what methods
-    train on; by this batch, without dropout."""
-    model = task.model
-    if type(model).__module__.startswith("transformers.") and not altered(model):
+    """Raises RequestError for a model whose own forward makes another loss than the task's, which is what methods train
+    on; by this batch. Leaves buffers and random state as they were."""
+    model: Any = task.model
+    if not _makes_a_loss(model):
         return
+    labels: Tensor = inputs["labels"]
     batch = to_batch(kind, inputs, totals(kind, [inputs]))
-    modes = [(part, part.training) for part in task.modules()]
-    try:
-        task.eval()
-        with fork_rng(devices=[]):
-            output: Any = model(**inputs)
-    finally:
-        for part, training in modes:
-            part.training = training
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        output = model(**{**inputs, "labels": labels if labels.is_floating_point() else labels.long()})
+    with torch.no_grad():
+        for buffer, before in kept:
+            # Others, such as weights of classes, the loss's gradient reads again.
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
     theirs, logits = (getattr(output, name, None) for name in ("loss", "logits"))
-    # Without any label Hugging Face's is NaN; of answers that are not there it takes account.
-    if (
-        theirs is None
-        or logits is None
-        or not theirs.isfinite()
-        or (kind == "choice" and batch.total_rows < logits.numel())
-    ):
+    if not isinstance(theirs, Tensor) or not isinstance(logits, Tensor) or theirs.numel() != 1:
         return
-    ours = task_loss(Output(logits if batch.positions is None else logits.flatten(0, -2)[batch.positions]), batch)
-    if not _alike(theirs, ours, logits):
+    # Without any label Hugging Face's is NaN; of answers that are not there it takes account.
+    if not theirs.isfinite() or (kind == "choice" and batch.total_rows < logits.numel()):
+        return
+    shown, positions = logits, batch.positions
+    if positions is not None and logits.shape[:-1] == inputs["input_ids"].shape:
+        shown = logits.flatten(0, -2)[positions]
+    elif positions is not None and len(logits) != len(positions):  # ModernBERT may give these alone
+        return
+    ours = task_loss(Output(shown), batch)
+    if not _alike(theirs, ours, logits, batch.total_labels):
         raise RequestError(
             f"{type(model).__name__}.forward makes a loss of its own ({theirs:.4g} where the task's is {ours:.4g}),"
             " and methods train on the task's; leave it out, or train with Hugging Face's Trainer"
         )
 
 
-def _alike(theirs: Tensor, ours: Tensor, logits: Tensor) -> bool:
-    """Whether two losses are one up to rounding in half precision, and their gradients: where a head knows nothing yet,
-    weights of classes change only these."""
+def _makes_a_loss(model: PreTrainedModel) -> bool:
+    """Whether the forward is a user's and takes labels."""
+    whose = type(model).forward.__module__
+    if whose.startswith("transformers.") and not altered(model):
+        return False
+    taken = inspect.signature(model.forward).parameters
+    return "labels" in taken or any(one.kind is one.VAR_KEYWORD for one in taken.values())
+
+
+def _alike(theirs: Tensor, ours: Tensor, logits: Tensor, units: int) -> bool:
+    """Whether two losses are one up to rounding in half precision, and their gradients of each unit: where a head knows
+    nothing yet, weights of classes change only these."""
     pairs = [(theirs.float(), ours.float())]
     if logits.requires_grad and theirs.requires_grad:
         slopes: Any = [
             torch.autograd.grad(one, logits, retain_graph=True, allow_unused=True)[0] for one in (theirs, ours)
         ]
         # None: autocast has given us a copy of what the loss was made of.
-        pairs += [] if slopes[0] is None else [(slopes[0].float(), slopes[1].float())]
+        pairs += [] if slopes[0] is None else [(units * slopes[0].float(), units * slopes[1].float())]
     return all(bool((one - two).abs().max() <= 1e-3 + 0.02 * two.abs().max()) for one, two in pairs)
 
 

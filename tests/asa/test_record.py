@@ -211,7 +211,7 @@ def test_a_damaged_line_amid_others_is_named(path: Path) -> None:
         record.read(path)
 
 
-@pytest.mark.parametrize("text", [b"\xef\xbb\xbf{0}", b"{0}{0}", b"{0}\n{0"])
+@pytest.mark.parametrize("text", [b"\xef\xbb\xbf{0}", b"{0}{0}", b"{0}\n{0", b"{0}\n{0\n "])
 def test_a_last_line_with_its_end_is_not_torn(path: Path, text: bytes) -> None:
     """Nor is the only one of a file that an editor has put a mark before: a run that went on would begin it anew."""
     line = path.read_bytes().splitlines()[0]

@@ -1,6 +1,7 @@
 """Tokens that no head reads are left out after the last block's attention, and nothing else changes."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -247,7 +248,29 @@ def own_centre(kind: Kind) -> PreTrainedModel:
     return model
 
 
+def centred(states_BLD: Tensor) -> Tensor:
+    return states_BLD - states_BLD.mean(1, keepdim=True)
+
+
+def wrap_forward(part: nn.Module) -> None:
+    """As one patches a method, which then says that it is Hugging Face's."""
+    old = part.forward
+
+    @functools.wraps(old)
+    def forward(*args: Any, **inputs: Any) -> Any:
+        return centred(old(*args, **inputs))
+
+    part.forward = forward  # type: ignore[method-assign]
+
+
+def wrapped_block() -> PreTrainedModel:
+    model = tiny_bert("classification")
+    wrap_forward(last_block(model))
+    return model
+
+
 ELSEWHERE = {
+    "a forward in a wrapper": wrapped_block,
     "torch's layer before the pooler": lambda: own_layer("bert"),
     "torch's layer before the head": lambda: own_layer("roberta"),
     "a forward of one's own": own_forward,
@@ -294,10 +317,6 @@ def test_a_head_that_is_replaced_later_gets_all_tokens(name: str, replace: Calla
     assert not torch.equal(before, after)
 
 
-def centred(states_BLD: Tensor) -> Tensor:
-    return states_BLD - states_BLD.mean(1, keepdim=True)
-
-
 def centre_output(part: nn.Module, args: Any, output: Any) -> Any:
     output.last_hidden_state = centred(output.last_hidden_state)
     return output
@@ -323,6 +342,7 @@ LATER: dict[str, tuple[Kind, Callable[[Any], object]]] = {
     ),
     "the encoder": ("classification", lambda m: m.bert.encoder.register_forward_hook(centre_output)),
     "the base": ("classification", lambda m: m.bert.register_forward_hook(pool_again)),
+    "the last block's forward": ("classification", lambda m: wrap_forward(last_block(m))),
     "the pooler": ("classification", lambda m: own_forward_later(m.bert.pooler)),
     "the last block, mlm": ("mlm", lambda m: last_block(m).register_forward_hook(lambda *a: centred(a[2]))),
     "the base, mlm": ("mlm", lambda m: m.bert.register_forward_hook(pool_again)),

@@ -16,12 +16,14 @@ from transformers import (
     BertForNextSentencePrediction,
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     TrainingArguments,
 )
 
 from asa.adversary import ASAConfig
 from asa.errors import RequestError
 from asa.integrations import transformers as drop_in
+from asa.integrations.refusals import refuse_loss
 from asa.integrations.tasks import classes_of, kind_of, totals
 from asa.integrations.transformers import AdversarialTrainer
 from asa.methods import MethodsConfig
@@ -160,6 +162,77 @@ def test_a_loss_of_the_models_own(method: str, tmp_path: Path) -> None:
     patched.forward = forward
     with pytest.raises(RequestError, match="makes a loss of its own"):
         build(tmp_path, method, patched).train()
+
+
+class Plain(BertForSequenceClassification):
+    """Of one's own, with Hugging Face's loss, random draws and a count of its passes."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.register_buffer("passes", torch.zeros(()))
+        self.averages = nn.BatchNorm1d(3)
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **inputs: Any
+    ) -> Any:
+        self.passes += 1
+        output: Any = super().forward(input_ids, attention_mask, labels=labels, **inputs)
+        self.averages(output.logits.detach() + torch.randn(()))
+        return output
+
+
+class Unlabelled(BertForSequenceClassification):
+    def forward(  # type: ignore[override]
+        self, input_ids: Any = None, attention_mask: Any = None, token_type_ids: Any = None
+    ) -> Any:
+        return super().forward(input_ids, attention_mask, token_type_ids)
+
+
+class Listed(Plain):
+    """Whose loss is no one number."""
+
+    def forward(self, *args: Any, labels: Any = None, **inputs: Any) -> Any:  # type: ignore[override]
+        output = super().forward(*args, **inputs)
+        return output if labels is None else replace(output, loss=torch.ones(len(labels)))
+
+
+@pytest.mark.parametrize("build_class", [Plain, Unlabelled, Listed])
+def test_a_model_of_ones_own_without_a_loss_of_its_own(build_class: Any, tmp_path: Path) -> None:
+    """Looking for its loss leaves random state, buffers and modes as they were."""
+    config: Any = tiny_bert("classification").config
+    torch.manual_seed(3)
+    model = build_class(config)
+    trainer: Any = build(tmp_path, "vanilla", model, arguments(tmp_path, remove_unused_columns=False))
+    inputs = trainer.data_collator([trainer.train_dataset[n] for n in range(4)])
+    before, state = weights(model), torch.get_rng_state()
+    refuse_loss(trainer._task.train(), "classification", inputs)
+    assert_close(weights(model), before, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+def test_weights_of_many_tokens_classes(tmp_path: Path) -> None:
+    """Of each a small share of the loss."""
+
+    class WeightedTokens(BertForTokenClassification):
+        def forward(  # type: ignore[override]
+            self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **inputs: Any
+        ) -> Any:
+            output: Any = super().forward(input_ids, attention_mask, **inputs)
+            if labels is not None:
+                weight_C = torch.tensor([1.0, 3.0, 3.0])
+                output.loss = nn.functional.cross_entropy(
+                    output.logits.flatten(0, 1), labels.flatten(), weight=weight_C
+                )
+            return output
+
+    config: Any = tiny_bert("token").config
+    args = arguments(tmp_path, per_device_train_batch_size=64)
+    with pytest.raises(RequestError, match="makes a loss of its own"):
+        build(tmp_path, "vanilla", WeightedTokens(config), args, train_dataset=rows("token", 64)).train()
 
 
 def test_what_was_set_after_the_trainer_was_built(tmp_path: Path) -> None:
