@@ -22,7 +22,7 @@ from asa.batch import Looked
 from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import Family, check_attention, family
-from asa.parts import ATTENTION, Part, Tail, blocks_of, check_parts, ends, parts, tail
+from asa.parts import ATTENTION, BLOCK, Part, Tail, blocks_of, check_parts, ends, parts, tail
 from asa.recompute import forget, recall
 from asa.signal import Left, Pass, Perturb, Reads, Signal, Tap
 from asa.stock import altered, end_altered, head_altered, head_types, stock, stock_masked_lm_head
@@ -108,6 +108,12 @@ def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
     adds a convolution of all, or where chunks of a length ask for a multiple of it."""
     chunks = getattr(model.config, "chunk_size_feed_forward", 0)
     return bool(found.tail) and model.config.num_hidden_layers > 1 and not chunks
+
+
+def depth(model: "transformers.PreTrainedModel") -> int:
+    """How many blocks an attached model has, which one that was cut does not tell by its config."""
+    attached: _Attached = vars(model.base_model)["_asa"]
+    return sum(known.kind == BLOCK and known.part is not None for known in attached.parts)
 
 
 def trimmed(model: "transformers.PreTrainedModel") -> bool:

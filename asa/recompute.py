@@ -46,7 +46,7 @@ def recall(blocks: Iterable[nn.Module], signal: Signal) -> None:
 
 def forget(module: nn.Module, signal: Signal) -> None:
     """Undo `recall`, where it was for this signal."""
-    function = vars(module).get("_gradient_checkpointing_func")
+    function = _function(module)
     if isinstance(function, Recalling) and function.signal is signal:
         vars(module)["_gradient_checkpointing_func"] = function.function
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from asa.adversary import Adversaries, Adversary, ASAConfig
 from asa.batch import Batch
 from asa.engine import Engine
+from asa.errors import RequestError
 from asa.fused.products import Keys, Products
 from asa.losses import compared, counted_share, counted_units, divergence, kept_keys, pairs, penalty
 from asa.methods.base import At, Stateless, learn
@@ -72,7 +73,10 @@ def ready(
     Args: layers not named attend freely. dropout: "shared" where another pass is to draw the same.
     """
     adversary = engine.module.adversary
-    assert adversary is not None, "ASA trains a TaskModel that was built with an ASAConfig"
+    if adversary is None:
+        raise RequestError(
+            "the model has no adversary for this method to train; build TaskModel(model, kind, ASAConfig())"
+        )
     maps: Maps = {}
     # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
     ids_BL = batch.inputs["input_ids"].flatten(0, -2)

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from asa.adversary import ASAConfig
+from asa.attention import depth
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
@@ -58,8 +59,8 @@ class ASASparse(Counting):
             raise RequestError(f"the model has layers 0 to {layers - 1}; set --asa_sparse.layers to some of them")
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
-        depth = int(engine.module.model.config.num_hidden_layers)
-        self.check_depth(depth)
+        layers = depth(engine.module.model)
+        self.check_depth(layers)
         if (self.updates + 1) % self.options.every:
             return Vanilla().backward(engine, batch, at)
         subset = self._subset(batch)
@@ -70,7 +71,7 @@ class ASASparse(Counting):
         compared = clean if subset is None else of(clean, subset)
         scale = len(batch.inputs["input_ids"]) / len(part.inputs["input_ids"])
         terms = {name: scale * term for name, term in costs(compared, attacked, part, maps, self.asa).items()}
-        share = _shares(maps, part, depth) * scale
+        share = _shares(maps, part, layers) * scale
         return {**learn(engine, {"task": task_loss(clean, batch), **terms}), "masked_share": share}
 
     def _subset(self, batch: Batch) -> Subset | None:
@@ -82,7 +83,7 @@ class ASASparse(Counting):
         return choose(batch, torch.randperm(examples, device=batch.labels.device)[:wanted])
 
 
-def _shares(maps: Maps, batch: Batch, depth: int) -> Tensor:
+def _shares(maps: Maps, batch: Batch, layers: int) -> Tensor:
     found = dict(zip(maps, shares(batch, maps), strict=True))
     none = batch.pad_BL.new_zeros((), dtype=torch.float32)
-    return torch.stack([found.get(layer, none) for layer in range(depth)])
+    return torch.stack([found.get(layer, none) for layer in range(layers)])

@@ -72,6 +72,13 @@ class Stateless:
             raise ValueError(f"a stateless method was given state: {sorted(state)}")
 
 
+def updates_of(state: dict[str, Tensor]) -> int:
+    """Raises ValueError for a state that does not tell how many updates were made."""
+    if "updates" not in state:
+        raise ValueError(f"the state of a method that counts updates holds no updates, only {sorted(state)}")
+    return int(state["updates"])
+
+
 class Counting(Stateless):
     """A method whose only state is the number of updates made."""
 
@@ -84,7 +91,7 @@ class Counting(Stateless):
         return {"updates": torch.tensor(self.updates)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.updates = int(state["updates"])
+        self.updates = updates_of(state)
 
 
 class Outside:

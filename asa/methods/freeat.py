@@ -14,6 +14,7 @@ from torch import Tensor
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
+from asa.errors import RequestError
 from asa.losses import task_loss
 from asa.methods.ball import BallConfig, begin, climb, inside, room
 from asa.methods.base import At, Stateless
@@ -38,9 +39,17 @@ class FreeAT(Stateless):
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         where = room(engine, batch)
-        delta_RLD = begin(where, self.options) if at.replay == 0 else self._deltas.pop(at.slot)
+        delta_RLD = begin(where, self.options) if at.replay == 0 else self._before(at)
         loss = task_loss(engine.forward(batch, Perturb(embed_BLD=delta_RLD)), batch)
         engine.backward(loss)
         if at.replay + 1 < self.replays:
             self._deltas[at.slot] = climb(delta_RLD, delta_RLD.grad, where, self.options)
         return {"loss": loss.detach(), "task": loss.detach()}
+
+    def _before(self, at: At) -> Tensor:
+        """The perturbation that the replay before left."""
+        if at.slot not in self._deltas:
+            raise RequestError(
+                f"method freeat has made no replay {at.replay - 1} of micro-batch {at.slot}; count from 0"
+            )
+        return self._deltas.pop(at.slot)

@@ -1,9 +1,12 @@
 """What cannot be worked with that is known before any model is built: one rule for every stage."""
 
+from typing import cast
+
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.methods import METHODS, Method, MethodsConfig
 from asa.methods.asa_sparse import ASASparse
+from asa.methods.base import Outside
 from asa.methods.random_mask import RandomMask
 from asa.methods.yopo import PARTITIONED
 
@@ -35,7 +38,9 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
             f"creat.dropout = shared leaves its cosine to the rounding of {precision}; set --creat.dropout independent,"
             " leave the cosine out (--creat.temperature 0), or train in fp32 (--precision fp32)"
         )
-    return METHODS[name](settings)
+    method = METHODS[name](settings)
+    # One that somebody has put into METHODS is held to its word like one named MODULE:BUILDER.
+    return method if type(method).__module__.startswith("asa.") else cast("Method", Outside(name, method))
 
 
 def check_depth(method: Method, layers: int) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asa import record
 from asa.adversary import ASAConfig
+from asa.attention import depth
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
@@ -65,7 +66,7 @@ class RandomMask(Counting):
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         shares: dict[int, Tensor] = {}
-        layers = int(engine.module.model.config.num_hidden_layers)
+        layers = depth(engine.module.model)
         self.check_depth(layers)
         # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
         maker = heaviest(self._share(0), batch.pad_BL) if self.options.strategy == "magnitude" else None

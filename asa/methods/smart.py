@@ -19,7 +19,7 @@ from asa.config import config
 from asa.engine import Engine
 from asa.errors import RequestError
 from asa.methods.ball import dropout
-from asa.methods.base import At, Stateless, learn
+from asa.methods.base import At, Stateless, learn, updates_of
 from asa.methods.smoothness import SmoothConfig, Weight, apart, noise, smooth
 from asa.model import TaskModel
 
@@ -82,7 +82,7 @@ class SMART(Stateless):
         return {"updates": torch.tensor(self.updates), **teacher}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.updates = int(state["updates"])
+        self.updates = updates_of(state)
         self._teacher = None
         self._restored = {name: value for name, value in state.items() if name != "updates"} or None
 

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from asa.attention import depth
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
@@ -57,7 +58,7 @@ class YOPO(Stateless):
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         if engine.partitioned:
             raise RequestError(PARTITIONED)
-        if int(engine.module.model.config.num_hidden_layers) < 2:
+        if depth(engine.module.model) < 2:
             raise RequestError("method yopo needs a model of two blocks or more; set --method freelb")
         where = room(engine, batch)
         delta_RLD = begin(where, self.options)

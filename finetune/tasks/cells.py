@@ -22,11 +22,17 @@ def wrong(row: Row, what: str, named: str) -> RequestError:
 
 def check_utf8(row: Row, text: str, what: str, named: str) -> None:
     """Raises: RequestError for a text with a lone surrogate."""
+    if half := half_character(text):
+        raise wrong(row, f"{what} holds {half}, half of a character, which UTF-8 cannot encode", named)
+
+
+def half_character(text: str) -> str | None:
+    """The first lone surrogate, as JSON escapes it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        code = f"\\u{ord(text[error.start]):04x}"
-        raise wrong(row, f"{what} holds {code}, half of a character, which UTF-8 cannot encode", named) from None
+        return f"\\u{ord(text[error.start]):04x}"
+    return None
 
 
 def missing(value: Any) -> bool:

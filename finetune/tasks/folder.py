@@ -7,6 +7,7 @@ from pathlib import Path
 from asa import manifest
 from asa.errors import RequestError
 from finetune.metrics import USUAL
+from finetune.tasks.cells import half_character
 from finetune.tasks.spec import NAME
 from finetune.tasks.task import Split, Task
 
@@ -44,7 +45,7 @@ def _facts(folder: Path) -> dict:
         raise RequestError(f"{path}: kind {facts['kind']!r}, allowed: 'classification'; give another task by {FLAG}")
     if not (isinstance(labels, list) and all(isinstance(one, str) for one in labels) and len(labels) >= 2):
         raise RequestError(f"{path}: labels {labels!r:.60}, allowed: two names or more; mend it or set {FLAG}")
-    if not all(one.strip() and _utf8(one) for one in labels):
+    if not all(one.strip() and not half_character(one) for one in labels):
         allowed = "names that are not blank, of whole characters"
         raise RequestError(f"{path}: labels {labels!r:.60}, allowed: {allowed}; mend it or set {FLAG}")
     if len({one.strip() for one in labels}) < len(labels):
@@ -75,13 +76,8 @@ def _row(line: bytes, where: str, classes: int) -> tuple[str, int]:
         raise RequestError(f"{where}: no JSON object in UTF-8 with text and label; mend it or set {FLAG}") from None
     if not isinstance(text, str):
         raise RequestError(f"{where}: text {text!r} is no string; mend it or set {FLAG}")
-    if not _utf8(text):
+    if half_character(text):
         raise RequestError(f"{where}: text {text!r} holds half of a character; mend it or set {FLAG}")
     if type(label) is not int or not 0 <= label < classes:
         raise RequestError(f"{where}: label {label!r}, allowed: 0 <= label < {classes}; mend it or set {FLAG}")
     return text, label
-
-
-def _utf8(text: str) -> bool:
-    """Whether it has no half of a character, which UTF-8 cannot encode."""
-    return text == text.encode(errors="replace").decode()

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from asa.errors import RequestError
-from asa.methods import METHODS, At, MethodsConfig
+from asa.methods import METHODS, At, MethodsConfig, limits
 from cli import parse
 from finetune.config import FinetuneConfig
 from pretrain.config import PretrainConfig
@@ -88,6 +88,17 @@ def test_other_backward_passes_than_it_says_are_refused(
     said = f"method sign_step:Sign called engine.backward {backwards} times .* passes = {passes};"
     with pytest.raises(RequestError, match=said):
         built.backward(engine, tiny_batch("classification"), At(0, 0))
+
+
+def test_one_that_was_put_into_the_registry_by_hand_is_held_to_its_word_too(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign = sys.modules["sign_step"].Sign
+    monkeypatch.setitem(METHODS, "sign", sign)
+    monkeypatch.setattr(sign, "backward", lambda *_: {"loss": torch.zeros(())})
+    built = limits.check("sign", MethodsConfig(), "fp32", zero=0)
+    with pytest.raises(RequestError, match=r"method sign called engine\.backward 0 times"):
+        built.backward(tiny_engine(tiny_module("classification")), tiny_batch("classification"), At(0, 0))
 
 
 def test_a_method_from_outside_can_be_copied(method: str) -> None:

@@ -142,6 +142,11 @@ def test_freeat_keeps_the_perturbation_of_each_micro_batch_over_the_replays_and_
     assert method.state_dict() == {}
 
 
+def test_freeat_goes_on_from_no_replay_that_was_not_made() -> None:
+    with pytest.raises(RequestError, match="no replay 0 of micro-batch 2"):
+        FreeAT(FreeATConfig(**WALK)).backward(Watched(tiny_module()), tiny_batch(), At(2, 1))
+
+
 def test_yopo_with_one_inner_ascent_is_freelb() -> None:
     """Through the first block's Jacobian its output's gradient gives the words' gradient exactly."""
     found = []
@@ -170,10 +175,10 @@ def test_yopos_inner_ascents_run_the_first_block_alone_on_every_family(family: s
 
 
 def test_yopo_needs_two_blocks() -> None:
-    engine = Watched(tiny_module())
-    engine.module.model.config.num_hidden_layers = 1
+    model: Any = tiny("bert")
+    del model.bert.encoder.layer[1:]  # of which its config knows nothing
     with pytest.raises(RequestError, match="two blocks"):
-        passes(YOPO(YOPOConfig()), engine, tiny_batch())
+        passes(YOPO(YOPOConfig()), Watched(TaskModel(model, "mlm")), tiny_batch())
 
 
 def test_yopo_is_refused_under_zero_3() -> None:

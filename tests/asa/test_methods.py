@@ -1,5 +1,6 @@
 """What every method of the registry promises, whatever it does: on all kinds of tasks, on the plain engine."""
 
+import copy
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from torch import Tensor
 from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import PlainEngine
+from asa.errors import RequestError
 from asa.methods import METHODS, At, MethodsConfig, groups_read
 from asa.methods.asa_sparse import ASASparseConfig
 from asa.methods.creat import CreATConfig
@@ -31,7 +33,7 @@ from asa.model import Output, TaskModel
 from asa.optim import OptimConfig
 from asa.perturb import Room, norms
 from asa.signal import Perturb, Tap
-from tests.asa.conftest import CPU, KINDS, gradients, tiny_batch, tiny_module
+from tests.asa.conftest import CPU, KINDS, gradients, tiny_batch, tiny_bert, tiny_module
 
 # B rows, D width, L length
 
@@ -220,6 +222,33 @@ def test_a_methods_state_comes_back_bit_for_bit_and_goes_on_alike(name: str) -> 
         torch.manual_seed(5)
         found.append(method.backward(engine, tiny_batch(seed=9), At(0, 0)))
     assert all(torch.equal(found[1][key], value) for key, value in found[0].items())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_no_state_of_the_methods_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="state"):
+        METHODS[name](LOUD).load_state_dict({"step": torch.tensor(3)})
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name](LOUD).uses_adversary])
+def test_a_method_with_an_adversary_asks_for_one(name: str) -> None:
+    with pytest.raises(RequestError, match=r"no adversary .* ASAConfig"):
+        METHODS[name](LOUD).backward(Watched(tiny_module()), tiny_batch(), At(0, 0))
+
+
+@pytest.mark.parametrize("change", ["cut", "grown"])
+@pytest.mark.parametrize("name", ["random_mask", "asa_sparse"])
+def test_layers_are_counted_in_the_model_and_not_in_its_config(name: str, change: str) -> None:
+    model = tiny_bert()
+    blocks: Any = model.base_model.get_submodule("encoder.layer")
+    if change == "cut":
+        del blocks[1:]
+    else:
+        blocks.append(copy.deepcopy(blocks[0]))
+    options = replace(LOUD, random_mask=RandomMaskConfig(share=0.5))
+    engine = Watched(TaskModel(model, "mlm", ASAConfig() if METHODS[name](options).uses_adversary else None))
+    terms = METHODS[name](options).backward(engine, tiny_batch(), At(0, 0))
+    assert terms["masked_share"].shape == (len(blocks),)
 
 
 @pytest.mark.parametrize("name", METHODS)
