@@ -54,8 +54,8 @@ sys.excepthook = _uncaught
 
 
 def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "", show_defaults: bool = True) -> T:
-    """Read `--config FILE` and dotted overrides into `cls`, what comes later having the last word; --help and
-    --print_config come with it.
+    """Read `--config FILE` and dotted overrides into `cls`; --help and --print_config come with it. Of several files
+    the later has the last word, and any flag over all files, wherever it stands.
 
     Args: positional names the field that the arguments before the first flag stand for;
         show_defaults, for --print_config to print all keys. Not where something comes between defaults and what is
@@ -74,7 +74,7 @@ def given(
     cls: Any, argv: Sequence[str], prog: str, positional: str = "", show_defaults: bool = False
 ) -> dict[str, Any]:
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
-    arguments = _bracketed(cls, _with_entries(_named(cls, list(argv), positional)))
+    arguments = _bracketed(cls, _files_first(_with_entries(_named(cls, list(argv), positional))))
     _refuse_sixties(cls, arguments)
     _refuse_misread(cls, arguments)
     parser = _Parser(prog=prog, description=cls.__doc__, cls=cls, positional=positional)
@@ -82,7 +82,8 @@ def given(
         "--config",
         action="config",
         help="YAML file with any of the keys below, or FILE:ENTRY, one entry of a file of several such as"
-        " configs/method/freelb.yaml:mnli. May be given again: each adds its keys.",
+        " configs/method/freelb.yaml:mnli. May be given again: each adds its keys, the later one over the earlier, and"
+        " flags over all of them.",
     )
     parser.add_class_arguments(cls)
     lists = sequences(cls)
@@ -131,6 +132,15 @@ def _with_entries(argv: list[str]) -> list[str]:
         elif os.path.isfile(split[index]):
             keys_of(Path(split[index]))  # a wrong one would be a traceback of the parser's
     return split
+
+
+def _files_first(argv: list[str]) -> list[str]:
+    """Flags after all `--config FILE`, for the parser, which takes what comes last."""
+    files = [at for at, part in enumerate(argv[:-1]) if part == "--config"]
+    taken = {place for at in files for place in (at, at + 1)}
+    return [part for at in files for part in argv[at : at + 2]] + [
+        part for place, part in enumerate(argv) if place not in taken
+    ]
 
 
 def _bracketed(cls: Any, argv: list[str]) -> list[str]:

@@ -31,11 +31,13 @@ from asa.stock import altered, end_altered, head_altered, head_types, stock, sto
 
 
 class _Attached(NamedTuple):
-    """What a base model remembers of `attach`. owner: the whole model. forwards: of modules, ours and theirs. tail:
-    what must stand where it did for the last block to leave out tokens that no head reads; None where it cannot. head:
-    the parts of a masked LM's head that is Hugging Face's. parts: what has hooks. layers: where its blocks stand."""
+    """What a base model remembers of `attach`. config: by which its attention is attacked. owner: the whole model.
+    forwards: of modules, ours and theirs. tail: what must stand where it did for the last block to leave out tokens
+    that no head reads; None where it cannot. head: the parts of a masked LM's head that is Hugging Face's. parts: what
+    has hooks. layers: where its blocks stand."""
 
     signal: Signal
+    config: ASAConfig
     tail: Tail | None
     head: list[type] | None
     handles: list[Any]
@@ -56,7 +58,8 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     config = config or ASAConfig()
     found = family(model.config.model_type)
     _check(model, found, config)
-    known, signal = parts(model.base_model, model.get_input_embeddings(), found), Signal()
+    words = _words(model)
+    known, signal = parts(model.base_model, words, found), Signal()
     recall(blocks_of(model.base_model, found.layers), signal)
     detach(model)
     own = stock(model)
@@ -65,7 +68,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     handles = [handle for n, block in enumerate(layers) for handle in seat(block, Seat(n, found, config, signal))]
     for n, block in enumerate(layers):
         handles.append(block.register_forward_pre_hook(partial(_tap, signal, n), with_kwargs=True))
-    handles.append(model.get_input_embeddings().register_forward_hook(partial(_shift_embeddings, signal)))
+    handles.append(words.register_forward_hook(partial(_shift_embeddings, signal)))
     handles.append(model.base_model.register_forward_pre_hook(partial(_begin, signal, found.layers), with_kwargs=True))
     if own and not found.score_method:
         handles.append(model.base_model.register_forward_pre_hook(partial(_give_mask, signal, model), with_kwargs=True))
@@ -80,6 +83,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
         vars(module)["forward"] = forward
     vars(model.base_model)["_asa"] = _Attached(
         signal,
+        config,
         tail(model.base_model, found) if trims else None,
         head_types(model) if stock_masked_lm_head(model) else None,
         handles,
@@ -103,11 +107,27 @@ def _check(model: Any, found: Family, config: ASAConfig) -> None:
         )
 
 
+def _words(model: "transformers.PreTrainedModel") -> nn.Module:
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:
+        raise RequestError(
+            f"{type(model).__name__} does not tell its word embeddings; set its base_model_prefix to the name of its"
+            " encoder, or define get_input_embeddings"
+        ) from None
+
+
 def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
     """Whether the last block of a stock model may leave out tokens: not where it is also the first, to which DeBERTa v2
     adds a convolution of all, or where chunks of a length ask for a multiple of it."""
     chunks = getattr(model.config, "chunk_size_feed_forward", 0)
     return bool(found.tail) and model.config.num_hidden_layers > 1 and not chunks
+
+
+def settings(model: "transformers.PreTrainedModel") -> ASAConfig | None:
+    """Those by which the attention of an attached model is attacked."""
+    attached: _Attached | None = vars(model.base_model).get("_asa")
+    return None if attached is None else attached.config
 
 
 def depth(model: "transformers.PreTrainedModel") -> int:

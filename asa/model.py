@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from asa.adversary import Adversaries, ASAConfig
-from asa.attention import attach, has_stock_head, perturbed, trimmed
+from asa.attention import attach, has_stock_head, perturbed, settings, trimmed
 from asa.batch import Batch, Kind
 from asa.errors import RequestError
 from asa.signal import Perturb, Reads, Tap
@@ -55,7 +55,7 @@ def joined(first: Output, second: Output) -> Output:
 
 class TaskModel(nn.Module):
     """`model` is exported; `adversary` (None where the method needs none) is saved beside it. Another TaskModel of the
-    same model attaches it anew, by its own settings."""
+    same model attaches it anew; where its settings of attention differ, this one no longer attacks."""
 
     same_dropout = False  # True while passes with and without masks are given the same random state
     whole = False  # True while passes with and without a tap of final states are: then none leaves anything out
@@ -66,12 +66,18 @@ class TaskModel(nn.Module):
         self.kind: Kind = kind
         adversaries = attach(model, asa)
         self.adversary: Adversaries | None = adversaries if asa else None
+        self._settings = _of_attention(asa or ASAConfig())
         self.head_at_cls = asa is not None and asa.sentence == "head"
         # A head that is replaced later may read anything.
         self._head = around(model) if reads_first(model) else None
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
-        """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model."""
+        """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model.
+
+        Raises: RequestError for an attack of attention by other settings than this TaskModel's.
+        """
+        if perturb is not None and perturb.attend is not None:
+            self._check_settings()
         if self.kind == "mlm":
             return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.whole, self.same_dropout)
         # Only a mask can tell that an answer is absent.
@@ -83,6 +89,14 @@ class TaskModel(nn.Module):
             # Finite, so that differences of log probabilities stay numbers; within FP16's range.
             logits = logits.masked_fill(_absent(batch), ABSENT)
         return Output(logits)
+
+    def _check_settings(self) -> None:
+        now = settings(self.model)
+        if now is not None and _of_attention(now) != self._settings:
+            raise RequestError(
+                f"the model was attached anew with {_of_attention(now)}, and this TaskModel was built with"
+                f" {self._settings}; go on with the one built last, or build this one again"
+            )
 
     def _reads(self, batch: Batch) -> Reads | None:
         known = self._head is not None and self._head == around(self.model) and not head_altered(self.model)
@@ -97,6 +111,11 @@ class TaskModel(nn.Module):
             twin = type(self.model)(copy.deepcopy(self.model.config))
             _tie_alike(self.model, twin)
             return TaskModel(twin, self.kind).float().eval()
+
+
+def _of_attention(config: ASAConfig) -> str:
+    """What attention itself knows of the settings of an attack."""
+    return f"masked_score {config.masked_score}, empty_row {config.empty_row}"
 
 
 def _tie_alike(model: nn.Module, twin: nn.Module) -> None:

@@ -1,7 +1,6 @@
 """Whether a model is what Hugging Face's code makes of its config: then it is known which final states are read."""
 
 import copy
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,11 +18,16 @@ def stock(model: "transformers.PreTrainedModel") -> bool:
     """
     if not type(model).__module__.startswith("transformers."):
         return False
-    if any(altered(part) for _, part in _parts(model)):
+    if any(altered(part) or not _as_written(part) for _, part in _parts(model)):
         return False
     with torch.device("meta"):
         plain = type(model)(copy.deepcopy(model.config))
     return _types(model) == _types(plain)
+
+
+def _as_written(part: nn.Module) -> bool:
+    """Whether nobody has put a forward into its class, as notebooks and makers of kernels do."""
+    return written_by(type(part).forward, "transformers.", "torch.", "accelerate.", "deepspeed.")
 
 
 def head_types(model: "transformers.PreTrainedModel") -> list[type]:
@@ -37,7 +41,7 @@ def stock_masked_lm_head(model: "transformers.PreTrainedModel") -> bool:
     kind: Any = transformers.MODEL_FOR_MASKED_LM_MAPPING.get(type(model.config), None)
     if kind is None or not isinstance(model, kind) or type(model).forward is not kind.forward:
         return False
-    if head_altered(model):
+    if head_altered(model) or not all(_as_written(part) for part in (model, *_head(model))):
         return False
     with torch.device("meta"):
         return head_types(model) == head_types(kind(copy.deepcopy(model.config)))
@@ -59,21 +63,41 @@ def altered(part: nn.Module) -> bool:
     return forward or not all(_known(hook) for hook in hooks)
 
 
+def written_by(function: Any, *libraries: str) -> bool:
+    """Whether a function and all that it wraps stand in modules that begin so. Not by the modules they name, which
+    functools.wraps takes over from what it wraps."""
+    return all(place.startswith(libraries) for _, place in _written(function))
+
+
+def _written(function: Any) -> Iterator[tuple[Any, str]]:
+    """A function and those it wraps, each with the module it is written in."""
+    while function is not None:
+        function = getattr(function, "__func__", function)
+        yield function, getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
+        function = getattr(function, "__wrapped__", None)
+
+
 def _autocast(part: nn.Module) -> bool:
     """Whether its own forward is the class's under accelerate's autocast, which leaves that behind."""
-    own, usual = vars(part)["forward"], type(part).forward
-    theirs = getattr(own, "__module__", "").startswith("accelerate.")
-    return theirs and inspect.unwrap(own, stop=lambda one: one is usual) is usual
+    *wrappers, (inner, _) = _within(vars(part)["forward"], type(part).forward)
+    return inner is type(part).forward and all(place.startswith(("accelerate.", "torch.")) for _, place in wrappers)
+
+
+def _within(function: Any, end: Any) -> Iterator[tuple[Any, str]]:
+    """What a function wraps, down to `end`."""
+    for one, place in _written(function):
+        yield one, place
+        if one is end:
+            return
 
 
 def _ours(forward: Any) -> bool:
-    # Partials. Not by its own module, which functools.wraps takes over from what it wraps.
-    return getattr(getattr(forward, "func", None), "__module__", "").startswith("asa.")
+    return getattr(getattr(forward, "func", None), "__module__", "").startswith("asa.")  # partials
 
 
 def _known(hook: Any) -> bool:
     # Ours are partials. DeepSpeed's gather and count.
-    return getattr(getattr(hook, "func", hook), "__module__", "").startswith(("transformers.", "asa.", "deepspeed."))
+    return written_by(getattr(hook, "func", hook), "transformers.", "asa.", "deepspeed.")
 
 
 def _types(model: nn.Module) -> list[tuple[str, type]]:

@@ -46,6 +46,19 @@ def check_unseen(folder: Path, run: dict[str, Any], task: Task, split: str) -> N
         )
 
 
+def scored_ones(run: dict[str, Any], task: Task) -> bool:
+    """Whether a file that a task's rows are scored from, and not trained on, has trained the model."""
+    scored = set(task.facts.get("files", {}).values()).difference(task.facts.get("trained", ()))
+    return any(scored.intersection(stage.get("trained", ())) for stage in stages(run))
+
+
+def told(folder: Path, run: dict[str, Any], task: Task) -> str | None:
+    """A line for a model that is scored on rows which it may have been trained on."""
+    if not scored_ones(run, task):
+        return None
+    return f"{task.name}: {folder} was trained on a file of its scored rows: they tell nothing of rows it has not seen"
+
+
 def seen(run: dict[str, Any], task: Task, split: str) -> bool:
     """Whether the split is such a one."""
     held = task.facts.get("held_out_sha256", {}).get(split)

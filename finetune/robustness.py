@@ -19,7 +19,7 @@ from asa.record import Record
 from finetune.attack import Worst
 from finetune.claims import in_turn
 from finetune.evaluation_config import RobustnessConfig
-from finetune.lineage import check_unseen
+from finetune.lineage import check_unseen, told
 from finetune.radii import radii_of
 from finetune.saved import Saved, find, kept, replaceable, tasks_of
 from finetune.subject import Subject, attacked, places_of, prepare
@@ -45,6 +45,8 @@ def robustness(config: RobustnessConfig) -> None:
     for task in tasks:
         for name, one in saved.items():
             check_unseen(one.folder, one.run, task, config.split)  # as all see it now, not each as its own run did
+            if note := told(one.folder, one.run, task):
+                print(note, flush=True)
             places_of(name, one, task, config)
             folder, facts = _record(name, one, config, _facts(task, saved, config))
             if not kept(folder, facts, config.overwrite):

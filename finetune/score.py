@@ -18,6 +18,7 @@ from asa.record import Record
 from finetune.claims import in_turn
 from finetune.evaluation_config import ScoreConfig
 from finetune.labels import label_map, merged
+from finetune.lineage import scored_ones, told
 from finetune.metrics import score
 from finetune.predictions import FOLDER, Predictions, predict, save_predictions, stored
 from finetune.saved import Saved, device, encoded, find, kept, length_of, module_of, replaceable, tasks_of
@@ -53,6 +54,9 @@ def score_all(config: ScoreConfig) -> None:
     for one in pairs:
         if one.folder not in done:
             replaceable(one.folder, "score")
+    for one in pairs:
+        if note := told(one.saved.folder, one.saved.run, one.task):
+            print(note, flush=True)
     for saved in models:
         mine = [one for one in pairs if one.saved is saved]
         module = module_of(saved, device(), FLAG) if any(one.folder not in done for one in mine) else None
@@ -110,6 +114,7 @@ def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
         },
         "models": saved.run.get("models", []),
         **({"partial": task.facts["partial"]} if task.facts.get("partial") else {}),
+        **({"scored_rows_trained": True} if scored_ones(saved.run, task) else {}),
         **({"adversary": saved.run["adversary"]} if "adversary" in saved.run else {}),
         "environment": record.environment(),
     }

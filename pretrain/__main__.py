@@ -23,6 +23,7 @@ NEVER = timedelta(days=365)
 def run(argv: list[str]) -> None:
     """Pre-train in this process, one of those the launcher started (or the only one)."""
     request = cli.parse(PretrainConfig, argv, "python -m pretrain run")
+    launched = "RANK" in os.environ
     cuda = torch.cuda.is_available()
     with told_on_each_machine():
         check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
@@ -37,16 +38,18 @@ def run(argv: list[str]) -> None:
     # Longer than the watchdog's: it names the rank at fault, a collective that times out does not.
     timeout = timedelta(seconds=2 * request.hang_timeout + 60) if request.hang_timeout else NEVER
     with told_on_each_machine():
-        dist.init(cuda, "RANK" in os.environ, timeout)
+        dist.init(cuda, launched, timeout)
     try:
         with dist.loss_told():
-            train(request, device)
+            stopped = train(request, device)
     except dist.RankLost as error:
         if rank():  # rank 0's is printed in any case, and it may be the one that is gone
             print(f"error on rank {rank()}: {error}", file=sys.stderr, flush=True)
         raise
     finally:
         dist.close()
+    if stopped and not launched:  # a launcher answers for its ranks, which have to end in order
+        sys.exit(128 + stopped)
 
 
 @contextmanager

@@ -43,8 +43,9 @@ class Session:
     began: float
 
 
-def train(config: PretrainConfig, device: torch.device) -> None:
-    """Run or continue pre-training in `config.out`; every rank calls it.
+def train(config: PretrainConfig, device: torch.device) -> int:
+    """Run or continue pre-training in `config.out`; every rank calls it. Returns the signal that has stopped it, where
+    this rank has got one, else 0.
 
     A SIGTERM or SIGINT to any rank ends it in order, with a complete checkpoint, after the step at hand.
     Raises: RequestError where `config.out` belongs to another request, WorkError for damaged input or a diverged run.
@@ -58,7 +59,7 @@ def train(config: PretrainConfig, device: torch.device) -> None:
         found = dist.on_main(lambda: newest(config, dist.world(), print))
         if dist.on_main(lambda: complete(config, found)):
             say(f"{config.out} is complete: all {config.steps} steps are made")
-            return
+            return 0
         run = build(config, device, found)
         watchdog.beat()
         record = _open_record(run)
@@ -74,6 +75,8 @@ def train(config: PretrainConfig, device: torch.device) -> None:
         else:
             bar.close()
             say(f"stopped at step {run.step} of {config.steps}; the same command continues it")
+            return stop.signal
+    return 0
 
 
 def _check_inputs(config: PretrainConfig) -> None:

@@ -11,7 +11,7 @@ class Stop:
     """Whether a signal has come, to this rank or another."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.signal = 0  # this rank's own; 0 where none has come
         self._interrupts = 0
 
     @contextmanager
@@ -19,7 +19,7 @@ class Stop:
         """Inside, a signal is only noted. A second SIGINT interrupts at once, as one who presses Ctrl-C again means."""
 
         def note(number: int, frame: object) -> None:
-            self.asked = True
+            self.signal = number
             self._interrupts += number == signal.SIGINT
             if self._interrupts > 1:
                 raise KeyboardInterrupt
@@ -33,4 +33,4 @@ class Stop:
 
     def agreed(self) -> bool:
         """The answer that all ranks get; all of them must ask. A few bytes between hosts: no device waits for it."""
-        return dist.any_(self.asked)
+        return dist.any_(bool(self.signal))

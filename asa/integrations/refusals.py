@@ -1,22 +1,13 @@
 """What of Hugging Face's Trainer the adversarial one turns down rather than do wrongly or not at all."""
 
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from accelerate.utils import DistributedType
-from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from asa.batch import Kind
 from asa.errors import RequestError
-from asa.integrations.tasks import to_batch, totals
-from asa.losses import task_loss
 from asa.methods import MethodsConfig
-from asa.model import Output, TaskModel
-from asa.stock import altered
-from asa.typed import fork_rng
 
 if TYPE_CHECKING:
     from asa.integrations.transformers import AdversarialTrainer
@@ -44,63 +35,6 @@ def refuse_trainer(trainer: "AdversarialTrainer", fitted: bool = False) -> None:
     fitted: the optimizer is the one it trains with, of which `refuse_optimizer` tells."""
     for found in _wrong_trainer(trainer, fitted):
         raise RequestError(found)
-
-
-def refuse_loss(task: TaskModel, kind: Kind, inputs: Mapping[str, Any]) -> None:
-    """Raises RequestError for a model whose own forward makes another loss than the task's, which is what methods train
-    on; by this batch. Leaves buffers and random state as they were."""
-    model: Any = task.model
-    if not _makes_a_loss(model):
-        return
-    labels: Tensor = inputs["labels"]
-    batch = to_batch(kind, inputs, totals(kind, [inputs]))
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        output = model(**{**inputs, "labels": labels if labels.is_floating_point() else labels.long()})
-    with torch.no_grad():
-        for buffer, before in kept:
-            # Others, such as weights of classes, the loss's gradient reads again.
-            if not torch.equal(buffer, before):
-                buffer.copy_(before)
-    theirs, logits = (getattr(output, name, None) for name in ("loss", "logits"))
-    if not isinstance(theirs, Tensor) or not isinstance(logits, Tensor) or theirs.numel() != 1:
-        return
-    # Without any label Hugging Face's is NaN; of answers that are not there it takes account.
-    if not theirs.isfinite() or (kind == "choice" and batch.total_rows < logits.numel()):
-        return
-    shown, positions = logits, batch.positions
-    if positions is not None and logits.shape[:-1] == inputs["input_ids"].shape:
-        shown = logits.flatten(0, -2)[positions]
-    elif positions is not None and len(logits) != len(positions):  # ModernBERT may give these alone
-        return
-    ours = task_loss(Output(shown), batch)
-    if not _alike(theirs, ours, logits, batch.total_labels):
-        raise RequestError(
-            f"{type(model).__name__}.forward makes a loss of its own ({theirs:.4g} where the task's is {ours:.4g}),"
-            " and methods train on the task's; leave it out, or train with Hugging Face's Trainer"
-        )
-
-
-def _makes_a_loss(model: PreTrainedModel) -> bool:
-    """Whether the forward is a user's and takes labels."""
-    whose = type(model).forward.__module__
-    if whose.startswith("transformers.") and not altered(model):
-        return False
-    taken = inspect.signature(model.forward).parameters
-    return "labels" in taken or any(one.kind is one.VAR_KEYWORD for one in taken.values())
-
-
-def _alike(theirs: Tensor, ours: Tensor, logits: Tensor, units: int) -> bool:
-    """Whether two losses are one up to rounding in half precision, and their gradients of each unit: where a head knows
-    nothing yet, weights of classes change only these."""
-    pairs = [(theirs.float(), ours.float())]
-    if logits.requires_grad and theirs.requires_grad:
-        slopes: Any = [
-            torch.autograd.grad(one, logits, retain_graph=True, allow_unused=True)[0] for one in (theirs, ours)
-        ]
-        # None: autocast has given us a copy of what the loss was made of.
-        pairs += [] if slopes[0] is None else [(units * slopes[0].float(), units * slopes[1].float())]
-    return all(bool((one - two).abs().max() <= 1e-3 + 0.02 * two.abs().max()) for one, two in pairs)
 
 
 def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
@@ -153,5 +87,10 @@ def _wrong_trainer(trainer: "AdversarialTrainer", fitted: bool) -> Iterator[str]
         yield "compute_loss_func: the method makes the loss from logits and labels; leave compute_loss_func out"
     if type(trainer).compute_loss is not Trainer.compute_loss or "compute_loss" in vars(trainer):
         yield f"{type(trainer).__name__}.compute_loss would not be called in training; remove it"
+    if "_original_forward" in vars(trainer.model) and trainer.accelerator.mixed_precision == "no":
+        yield (
+            "the model still runs under the autocast of an earlier trainer; set bf16 or fp16 as there, or take it off"
+            " by accelerator.unwrap_model(model, keep_fp32_wrapper=False)"
+        )
     if trainer.optimizer is not None and trainer.adversary is not None and not fitted:
         yield "optimizers: yours does not hold the adversary's parameters; give optimizer_cls_and_kwargs instead"

@@ -16,8 +16,9 @@ from asa.batch import Kind
 from asa.engine import Engine, Precision
 from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
+from asa.integrations.own_loss import refuse_loss
 from asa.integrations.passes import AcceleratedPasses, Means
-from asa.integrations.refusals import refuse_args, refuse_loss, refuse_optimizer, refuse_trainer, refuse_types
+from asa.integrations.refusals import refuse_args, refuse_optimizer, refuse_trainer, refuse_types
 from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
 from asa.methods import METHODS, At, MethodsConfig, limits
 from asa.model import TaskModel

@@ -57,6 +57,11 @@ class Row(NamedTuple):
         return self.run.facts.get("task_facts", self.run.facts).get("partial", "")
 
     @property
+    def trained_by(self) -> bool:
+        """Whether a file of the scored rows has trained the model."""
+        return bool(self.run.facts.get("scored_rows_trained"))
+
+    @property
     def score(self) -> float:
         """The main score on test, nan where there is none."""
         return self.values.get(f"test_{self.metric}", NAN)

@@ -86,6 +86,8 @@ def caveats(rows: list[Row]) -> str:
     chosen = ", ".join(dict.fromkeys(row.lettered for row in rows if row.chosen_by_test))
     parts = dict.fromkeys((row.lettered, row.partial) for row in rows if row.partial)
     notes = [f"{chosen}: the scored rows chose the epoch as well (paper_compat)."] if chosen else []
+    if trained := ", ".join(row.run.name for row in rows if row.trained_by):
+        notes.append(f"A file of the scored rows has trained {trained}.")
     return " ".join([*notes, *(f"{task} is not the whole published set: {what}." for task, what in parts)])
 
 

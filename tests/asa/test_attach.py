@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedModel
+from transformers import BertConfig, BertForMaskedLM, BertModel, BertPreTrainedModel, PreTrainedModel
 
 from asa.adversary import ASAConfig
 from asa.attention import attach, detach, perturbed, trimmed
@@ -20,7 +20,17 @@ from asa.hf import check_model, checkpoint_activations
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
 from asa.signal import Perturb, Site
-from tests.asa.conftest import LAYERS, ROWS, attend_to, batch_for, gradients, random_keeps, tiny_batch, tiny_engine
+from tests.asa.conftest import (
+    LAYERS,
+    ROWS,
+    attend_to,
+    batch_for,
+    gradients,
+    random_keeps,
+    tiny_batch,
+    tiny_bert,
+    tiny_engine,
+)
 from tests.asa.encoders import LENGTH, tiny
 
 
@@ -407,6 +417,45 @@ def test_a_config_of_the_wrong_form_is_one_line(tmp_path: Path, text: str) -> No
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(RequestError, match="--start"):
         check_model(tmp_path, "--start")
+
+
+class Mine(BertPreTrainedModel):
+    """With an encoder under a name of the user's own."""
+
+    base_model_prefix = ""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.encoder = BertModel(config)
+        self.post_init()
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.encoder(**inputs)
+
+
+def test_a_model_of_ones_own_that_does_not_name_its_encoder_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = tiny_bert().config
+    with pytest.raises(RequestError, match=r"^Mine does not tell its word embeddings; set its base_model_prefix"):
+        attach(Mine(config))
+    monkeypatch.setattr(Mine, "base_model_prefix", "encoder")
+    attach(Mine(config))
+
+
+def test_a_task_model_attacks_by_no_other_settings_than_its_own() -> None:
+    model, batch = tiny_bert("classification"), tiny_batch("classification")
+    released = TaskModel(model, "classification", ASAConfig.released())
+    terms = METHODS["asa"](MethodsConfig()).backward(tiny_engine(released), batch, At(0, 0))
+    later = TaskModel(model, "classification")
+    torch.testing.assert_close(released(batch).logits, later(batch).logits)  # unperturbed they are one
+    with pytest.raises(
+        RequestError, match=r"attached anew with masked_score shifted.* built with masked_score replaced"
+    ):
+        METHODS["asa"](MethodsConfig()).backward(tiny_engine(released), batch, At(0, 0))
+    again = TaskModel(model, "classification", ASAConfig.released())
+    again.adversary = released.adversary
+    for one in (again, released):  # of the same settings both are right
+        found = METHODS["asa"](MethodsConfig()).backward(tiny_engine(one), batch, At(0, 0))
+        torch.testing.assert_close(found["loss"], terms["loss"])
 
 
 @pytest.mark.parametrize(("before", "after"), [("sdpa", "eager"), ("eager", "sdpa")])

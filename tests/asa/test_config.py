@@ -284,6 +284,20 @@ def test_an_empty_path_in_a_file_and_keys_that_are_none_name_their_flags(
         assert refused(["--config", str(path)], capsys) == f"error: {line}"
 
 
+def test_flags_have_the_last_word_over_files_wherever_they_stand(tmp_path: Path) -> None:
+    for name, text in (
+        ("a", "folder: a\ncount: 5\ncolour: green\ninner: {rate: 0.25}\n"),
+        ("b", "count: 6\nseeds: [3]\n"),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    files = ["--config", str(tmp_path / "a.yaml"), f"--config={tmp_path / 'b.yaml'}"]
+    flags = ["--inner.rate", "0.75", "--seeds", "8,9"]
+    for argv in ([*flags, *files], [*files, *flags], [*files[:2], *flags, *files[2:]]):
+        found = parse(Outer, argv, "prog")
+        assert (str(found.folder), found.count, found.colour) == ("a", 6, "green")
+        assert (found.inner.rate, found.seeds) == (0.75, (8, 9))
+
+
 def test_a_config_that_is_not_there_is_told_with_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(["--config", str(tmp_path / "none.yaml")], capsys)
     assert line.startswith("error: config: File does not exist")

@@ -3,6 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -535,16 +536,56 @@ def test_a_block_that_is_left_alone_computes_all_tokens() -> None:
     torch.testing.assert_close(module(batch).logits, whole_NC[batch.positions])
 
 
-def test_what_accelerate_leaves_behind_is_nobodys_forward() -> None:
+@pytest.fixture
+def autocast() -> Iterator[Callable[[nn.Module], None]]:
+    """Puts accelerate's autocast on a model, whatever set accelerate up before."""
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield lambda model: accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_what_accelerate_leaves_behind_is_nobodys_forward(autocast: Callable[[nn.Module], None]) -> None:
     model = tiny_bert()
-    accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    autocast(model)
     assert "forward" in vars(model)
     attach(model)
     assert (has_stock_head(model), trimmed(model)) == (True, True)
     vars(model)["forward"] = lambda **inputs: None
     attach(model)
     assert (has_stock_head(model), trimmed(model)) == (False, False)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_users_forward_under_that_autocast_is_the_users(bound: bool, autocast: Callable[[nn.Module], None]) -> None:
+    model = tiny_bert()
+
+    @functools.wraps(model.forward)
+    def mine(*args: Any, **inputs: Any) -> Any:
+        return type(model).forward(model, *args[bound:], **inputs)
+
+    vars(model)["forward"] = MethodType(mine, model) if bound else mine
+    autocast(model)
+    attach(model)
+    assert (has_stock_head(model), trimmed(model)) == (False, False)
+
+
+@pytest.mark.parametrize("place", ["model", "head", "block"])
+def test_a_forward_that_was_put_into_a_class_is_the_users(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notebooks and makers of kernels do so; that of a block cannot be a whole model's head."""
+    model: Any = tiny_bert()
+    part = {"model": model, "head": model.cls.predictions.transform, "block": model.bert.encoder.layer[-1].output}[
+        place
+    ]
+    usual = type(part).forward
+
+    @functools.wraps(usual)
+    def mine(*args: Any, **inputs: Any) -> Any:
+        return usual(*args, **inputs)
+
+    monkeypatch.setattr(type(part), "forward", mine)
+    attach(model)
+    assert (has_stock_head(model), trimmed(model)) == (place == "block", False)
 
 
 def test_a_model_of_ones_own_that_names_no_logits_is_refused() -> None:

@@ -29,6 +29,9 @@ from finetune.lineage import stages
 from finetune.metrics import METRICS
 from finetune.model import HEADS
 from finetune.predictions import FOLDER, load_predictions, predict
+from finetune.report.collect import collect
+from finetune.report.rows import tuned_rows
+from finetune.report.tables import caveats
 from finetune.robustness import robustness
 from finetune.saved import encoded, find, module_of, tasks_of
 from finetune.score import pair, score_all, score_one
@@ -145,7 +148,7 @@ def test_a_folder_is_named_after_itself_however_it_is_given(
 
 
 def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
-    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [f"{filler} {colour},{colour}" for filler in "abcdefgh" for colour in CLASSES]
     (tmp_path / "added.csv").write_text("\n".join(["text,y", *lines, ""]))
@@ -170,8 +173,13 @@ def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
     ids = [load_predictions(path).ids for path in (run / FOLDER / "test.npz", *(tmp_path / "scores").rglob("test.npz"))]
     assert ids[0] == ids[1], "the rows that its run held out, whatever the task is called"
     (tmp_path / "standard" / "added.yaml").write_text(f"{described}test: [{tmp_path / 'own.csv'}]\n")
+    capsys.readouterr()
     score_all(ScoreConfig(out=tmp_path / "scores", models=(run,), tasks=("added",), length=16))
-    assert (tmp_path / "scores" / "added").is_dir()
+    assert f"added: {run / 'model'} was trained on a file of its scored rows" in capsys.readouterr().out
+    rows = tuned_rows(collect(tmp_path / "scores"))
+    assert {row.task: row.trained_by for row in rows} == {"added after joint": True, "again after joint": False}
+    (trained,) = (row.run.name for row in rows if row.trained_by)
+    assert caveats(rows) == f"A file of the scored rows has trained {trained}."
     with pytest.raises(RequestError, match="was trained on rows of added, whose dev is held out of them"):
         tasks_of(ScoreConfig(out=tmp_path, models=(run,), tasks=("added",)), [find(run, "--models")], tmp_path, "dev")
 

@@ -1,7 +1,6 @@
 """What AdversarialTrainer refuses: one line that says what to change, before anything is trained."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,19 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
+from accelerate.utils.other import extract_model_from_parallel
 from torch import nn
 from transformers import (
     BertConfig,
     BertForNextSentencePrediction,
     BertForQuestionAnswering,
     BertForSequenceClassification,
-    BertForTokenClassification,
     TrainingArguments,
 )
 
 from asa.adversary import ASAConfig
 from asa.errors import RequestError
 from asa.integrations import transformers as drop_in
-from asa.integrations.refusals import refuse_loss
 from asa.integrations.tasks import classes_of, kind_of, totals
 from asa.integrations.transformers import AdversarialTrainer
 from asa.methods import MethodsConfig
@@ -127,114 +125,6 @@ def test_another_loss(tmp_path: Path) -> None:
         Weighted(tiny_bert("classification"), arguments(tmp_path), method="vanilla")
 
 
-class Weighted(BertForSequenceClassification):
-    """With weights of classes, as a user may put them into the model."""
-
-    weight = 9.0
-
-    def forward(  # type: ignore[override]
-        self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **inputs: Any
-    ) -> Any:
-        output: Any = super().forward(input_ids, attention_mask, **inputs)
-        if labels is not None:
-            weights_C = torch.ones(output.logits.shape[-1])
-            weights_C[0] = self.weight
-            output.loss = nn.functional.cross_entropy(output.logits, labels, weight=weights_C)
-        return output
-
-
-@pytest.mark.parametrize("method", ["vanilla", "asa"])
-def test_a_loss_of_the_models_own(method: str, tmp_path: Path) -> None:
-    config: Any = tiny_bert("classification").config
-    with pytest.raises(RequestError, match=r"Weighted\.forward makes a loss of its own \(\S+ where the task's is"):
-        build(tmp_path, method, Weighted(config)).train()
-    same = Weighted(config)
-    same.weight = 1.0
-    trainer = build(tmp_path, method, same)
-    trainer.train()
-    assert trainer.state.global_step == 4
-    patched: Any = tiny_bert("classification")
-
-    def forward(input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **inputs: Any) -> Any:
-        output: Any = BertForSequenceClassification.forward(patched, input_ids, attention_mask, labels=labels, **inputs)
-        return output if labels is None else replace(output, loss=2 * output.loss)
-
-    patched.forward = forward
-    with pytest.raises(RequestError, match="makes a loss of its own"):
-        build(tmp_path, method, patched).train()
-
-
-class Plain(BertForSequenceClassification):
-    """Of one's own, with Hugging Face's loss, random draws and a count of its passes."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.register_buffer("passes", torch.zeros(()))
-        self.averages = nn.BatchNorm1d(3)
-
-    def forward(  # type: ignore[override]
-        self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **inputs: Any
-    ) -> Any:
-        self.passes += 1
-        output: Any = super().forward(input_ids, attention_mask, labels=labels, **inputs)
-        self.averages(output.logits.detach() + torch.randn(()))
-        return output
-
-
-class Unlabelled(BertForSequenceClassification):
-    def forward(  # type: ignore[override]
-        self, input_ids: Any = None, attention_mask: Any = None, token_type_ids: Any = None
-    ) -> Any:
-        return super().forward(input_ids, attention_mask, token_type_ids)
-
-
-class Listed(Plain):
-    """Whose loss is no one number."""
-
-    def forward(self, *args: Any, labels: Any = None, **inputs: Any) -> Any:  # type: ignore[override]
-        output = super().forward(*args, **inputs)
-        return output if labels is None else replace(output, loss=torch.ones(len(labels)))
-
-
-@pytest.mark.parametrize("build_class", [Plain, Unlabelled, Listed])
-def test_a_model_of_ones_own_without_a_loss_of_its_own(build_class: Any, tmp_path: Path) -> None:
-    """Looking for its loss leaves random state, buffers and modes as they were."""
-    config: Any = tiny_bert("classification").config
-    torch.manual_seed(3)
-    model = build_class(config)
-    trainer: Any = build(tmp_path, "vanilla", model, arguments(tmp_path, remove_unused_columns=False))
-    inputs = trainer.data_collator([trainer.train_dataset[n] for n in range(4)])
-    before, state = weights(model), torch.get_rng_state()
-    refuse_loss(trainer._task.train(), "classification", inputs)
-    assert_close(weights(model), before, atol=0)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert model.training
-    assert all(p.grad is None for p in model.parameters())
-    trainer.train()
-    assert trainer.state.global_step == 4
-
-
-def test_weights_of_many_tokens_classes(tmp_path: Path) -> None:
-    """Of each a small share of the loss."""
-
-    class WeightedTokens(BertForTokenClassification):
-        def forward(  # type: ignore[override]
-            self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **inputs: Any
-        ) -> Any:
-            output: Any = super().forward(input_ids, attention_mask, **inputs)
-            if labels is not None:
-                weight_C = torch.tensor([1.0, 3.0, 3.0])
-                output.loss = nn.functional.cross_entropy(
-                    output.logits.flatten(0, 1), labels.flatten(), weight=weight_C
-                )
-            return output
-
-    config: Any = tiny_bert("token").config
-    args = arguments(tmp_path, per_device_train_batch_size=64)
-    with pytest.raises(RequestError, match="makes a loss of its own"):
-        build(tmp_path, "vanilla", WeightedTokens(config), args, train_dataset=rows("token", 64)).train()
-
-
 def test_what_was_set_after_the_trainer_was_built(tmp_path: Path) -> None:
     trainer: Any = build(tmp_path)
     trainer.compute_loss = lambda *args, **given: None
@@ -248,6 +138,16 @@ def test_what_was_set_after_the_trainer_was_built(tmp_path: Path) -> None:
     trainer.model.to(torch.bfloat16)  # as an evaluation with bf16_full_eval leaves it
     with pytest.raises(RequestError, match=r"smart\.radius.*bf16"):
         trainer.train()
+
+
+def test_a_model_under_the_autocast_of_an_earlier_trainer(tmp_path: Path) -> None:
+    """It stays on the model, which would be trained in bf16 by one whose arguments say fp32."""
+    model: Any = tiny_bert("classification")
+    build(tmp_path, "vanilla", model, arguments(tmp_path, bf16=True)).train()
+    with pytest.raises(RequestError, match=r"autocast of an earlier trainer; set bf16 or fp16.*unwrap_model"):
+        build(tmp_path, "vanilla", model)
+    build(tmp_path, "vanilla", model, arguments(tmp_path, bf16=True)).train()
+    build(tmp_path, "vanilla", extract_model_from_parallel(model, keep_fp32_wrapper=False)).train()
 
 
 def test_an_optimizer_without_the_adversary(tmp_path: Path) -> None:

@@ -111,6 +111,23 @@ def test_two_processes_of_deepspeed_share_a_fine_tuning_run(
         assert two[-1]["test_loss"] == pytest.approx(one[-1]["test_loss"], rel=1e-6)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_without_a_launcher_answers_a_stop_itself(
+    number: signal.Signals, request_: PretrainConfig, tmp_path: Path
+) -> None:
+    """What follows it by && is not to take an early checkpoint for the last."""
+    save_yaml(replace(request_, steps=100_000, save_every=100_000, eval_every=100_000), tmp_path / "run.yaml")
+    command = [sys.executable, "-m", "pretrain", "run", "--config", str(tmp_path / "run.yaml")]
+    with subprocess.Popen(command, env=SETTINGS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        deadline = time.monotonic() + 200
+        while len(record.read(request_.out / record.NAME)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        run.send_signal(number)
+        said = run.communicate(timeout=200)[0]
+    assert run.returncode == 128 + number, said
+    assert "the same command continues it" in said
+
+
 WHOM = {"launcher": 143, "pretrain run": 143, "deepspeed.launcher.launch": 1, "bin/deepspeed": 143}
 
 

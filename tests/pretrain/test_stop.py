@@ -56,14 +56,14 @@ def test_a_signal_stops_after_the_step_at_hand_and_the_continued_run_is_the_undi
     request_: PretrainConfig, tmp_path: Path, number: int, owner: type, name: str, call: int, stopped_at: int | None
 ) -> None:
     calm = replace(request_, out=tmp_path / "calm")
-    train(calm, CPU)
+    assert train(calm, CPU) == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, signalled(getattr(owner, name), call, number))
-        train(request_, CPU)
+        assert train(request_, CPU) == number
     checkpoints = checkpoint.complete(request_.out / "checkpoints")
     assert [folder.name for folder in checkpoints[-1:]] == ([] if stopped_at is None else [f"step-{stopped_at}"])
     assert not record.finished(request_.out / record.NAME)
-    train(request_, CPU)
+    assert train(request_, CPU) == 0
     expected, found = (load_file(c.out / "checkpoints" / "step-6" / "model.safetensors") for c in (calm, request_))
     assert all(torch.equal(expected[key], found[key]) for key in expected)
     assert json.dumps(told(request_.out)) == json.dumps(told(calm.out))

@@ -1,0 +1,122 @@
+"""Whether a model's own forward makes another loss than the task's, which is what methods train on."""
+
+import inspect
+import random
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from transformers import PreTrainedModel
+
+from asa.batch import Batch, Kind
+from asa.errors import RequestError
+from asa.integrations.tasks import to_batch, totals
+from asa.losses import task_loss
+from asa.model import Output, TaskModel
+from asa.stock import altered, written_by
+from asa.typed import fork_rng
+
+# Backward functions behind which two losses may be one that are two before: a loss would do that of itself.
+_THROUGH = ("LogSoftmaxBackward",)
+
+
+def refuse_loss(task: TaskModel, kind: Kind, inputs: Mapping[str, Any]) -> None:
+    """Raises RequestError for a model whose own forward makes another loss than the task's, by this batch, or asks for
+    labels, which methods do not give it. Leaves buffers and random state as they were."""
+    model: Any = task.model
+    if not _makes_a_loss(model):
+        return
+    labels: Tensor = inputs["labels"]
+    batch = to_batch(kind, inputs, totals(kind, [inputs]))
+    with _as_it_was(model):
+        output = model(**{**inputs, "labels": labels if labels.is_floating_point() else labels.long()})
+        shown = _shown(output, inputs, batch)
+        # Without any label Hugging Face's is NaN.
+        if shown is None or not output.loss.isfinite():
+            return
+        theirs, ours = output.loss.reshape(()), task_loss(Output(shown), batch)
+        if not _near(theirs, ours):
+            found = f"{theirs:.4g} where the task's is {ours:.4g}"
+        elif not _pull_alike(theirs, ours, output.logits, batch.total_labels):
+            found = f"{theirs:.4g} as the task's, but its gradient is another"
+        else:
+            return
+    raise RequestError(
+        f"{type(model).__name__}.forward makes a loss of its own ({found}), and methods train on the task's; leave it"
+        " out, or train with Hugging Face's Trainer"
+    )
+
+
+def _makes_a_loss(model: PreTrainedModel) -> bool:
+    """Whether the forward is a user's and takes labels, or the loss it calls is."""
+    whole: Any = type(model)
+    stock = written_by(whole.forward, "transformers.") and not altered(model)
+    if stock and "_loss_function" not in vars(model):
+        return False
+    taken = inspect.signature(model.forward).parameters
+    named = taken.get("labels")
+    if named is not None and named.default is named.empty:
+        raise RequestError(
+            f"{type(model).__name__}.forward cannot do without labels, of which methods make the loss themselves; give"
+            " its argument the default None"
+        )
+    return named is not None or any(one.kind is one.VAR_KEYWORD for one in taken.values())
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Generator[None]:
+    """Put buffers and random states back, also those that were bound to other tensors."""
+    held: list[dict[str, Tensor | None]] = [vars(part)["_buffers"] for part in model.modules()]
+    kept = [(own, name, buffer, buffer.clone()) for own in held for name, buffer in own.items() if buffer is not None]
+    python, array = random.getstate(), np.random.get_state()
+    try:
+        devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+        with fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
+        for own, name, buffer, before in kept:
+            own[name] = buffer
+            with torch.no_grad():
+                buffer.copy_(before)
+
+
+def _shown(output: Any, inputs: Mapping[str, Any], batch: Batch) -> Tensor | None:
+    """The logits of which the task's loss would be made; None where there is no number to compare it with."""
+    loss, logits = (getattr(output, name, None) for name in ("loss", "logits"))
+    if not isinstance(loss, Tensor) or not isinstance(logits, Tensor) or loss.numel() != 1:
+        return None
+    if batch.kind == "choice" and batch.total_rows < logits.numel():
+        return None  # of answers that are not there Hugging Face's takes account
+    if batch.positions is None:
+        return logits
+    if logits.shape[:-1] == inputs["input_ids"].shape:
+        return logits.flatten(0, -2)[batch.positions]
+    return logits if len(logits) == len(batch.positions) else None  # ModernBERT may give these alone
+
+
+def _pull_alike(theirs: Tensor, ours: Tensor, logits: Tensor, units: int) -> bool:
+    """Whether the gradients of two losses are one at each unit's logits: where a head knows nothing yet, weights of
+    classes change only these."""
+    if not (logits.requires_grad and theirs.requires_grad):
+        return True
+    edge: Any = get_gradient_edge(logits)
+    pulls: list[Any]
+    while True:
+        pulls = [torch.autograd.grad(one, edge, retain_graph=True, allow_unused=True)[0] for one in (theirs, ours)]
+        inner = [below for below in edge.node.next_functions if below[0] is not None]
+        # None: of a copy that was made beside the loss.
+        if not (pulls[0] is None or edge.node.name().startswith(_THROUGH)) or len(inner) != 1:
+            break
+        edge = GradientEdge(*inner[0])
+    return pulls[0] is None or _near(units * pulls[0].float(), units * pulls[1].float())
+
+
+def _near(one: Tensor, two: Tensor) -> bool:
+    """Up to rounding in half precision."""
+    return bool((one - two).abs().max() <= 1e-3 + 0.02 * two.abs().max())
