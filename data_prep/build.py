@@ -82,10 +82,19 @@ def _write_shards(
     dropped = {"documents": {"dropped": count_up(extracted)["dropped"]}}
     facts = {**shards.total([shards.NOTHING, *done, dropped]), **_kind_of_rows(vocabulary, config)}
     if count == 1 and not facts["rows"]["train"]:
-        reasons = facts["documents"]["dropped"]
-        raise Fruitless(f"no document was left to train on (dropped: {reasons}); give more text by --dumps")
+        raise _fruitless(facts["documents"])
     manifest.write(folder, _kind(config), {**facts, **made_from})
     return facts
+
+
+def _fruitless(documents: dict[str, Any]) -> Fruitless:
+    if documents["kept"]:
+        return Fruitless(
+            f"no document was left to train on: all {documents['kept']:,} are held out, those of one title together;"
+            " give them titles of their own, more text, or set a smaller --heldout"
+        )
+    why = f" (dropped: {documents['dropped']})" if documents["dropped"] else ""
+    return Fruitless(f"no document was left to train on{why}; give more text by --dumps or --documents")
 
 
 def _shard(config: BuildConfig) -> tuple[int, int]:
@@ -138,7 +147,10 @@ def _print_summary(out: Path, facts: dict[str, Any], counts: dict[str, int], who
     for split in shards.SPLITS:
         print(f"{split}: {facts['rows'][split]:,} rows of {facts['length']} ids, {facts['tokens'][split]:,} tokens")
     if not facts["rows"]["heldout"] and whole:
-        print("no row is held out, and pre-training evaluates on some: give more text or a larger --heldout")
+        print(
+            "no row is held out, and pre-training evaluates on some: give more text, of more titles (documents of one"
+            " are held out together), or a larger --heldout"
+        )
     print(f"written to {out / 'shards'}")
     if counts:
         rows = ", ".join(f"{split} {count:,}" for split, count in counts.items())

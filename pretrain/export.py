@@ -57,7 +57,7 @@ def export(request: ExportConfig) -> float:
     _refuse_existing(request)
     manifest.replaceable(request.out, KIND, "--out")
     source = checkpoint.find(request.checkpoint, "--checkpoint")
-    state, facts = checkpoint.read_model(source, "--checkpoint")
+    state, facts = _read(source)
     asa = from_dict(ASAConfig, facts["config"]["asa"]) if "adversary.0.query.weight" in state else None
     trained = _module(source / "hf", facts, asa).eval()
     load_parameters(trained, state)
@@ -79,6 +79,19 @@ def export(request: ExportConfig) -> float:
             )
         manifest.write(folder, KIND, {"source": source.name, "step": facts["step"], "parity": difference})
     return difference
+
+
+def _read(source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and facts of a checkpoint. Raises: as checkpoint.read_model; where it is damaged, the error names the
+    newest of its run that is whole, which nobody wants exported unasked."""
+    try:
+        return checkpoint.read_model(source, "--checkpoint")
+    except WorkError as error:
+        others = (one for one in reversed(checkpoint.complete(source.parent)) if one != source)
+        whole = next((one for one in others if checkpoint.is_good(one)), None)
+        if whole is None:
+            raise
+        raise WorkError(f"{error}; {whole} is whole, export it by --checkpoint {whole}") from None
 
 
 def _refuse_existing(request: ExportConfig) -> None:

@@ -12,7 +12,7 @@ import torch
 from asa import checkpoint, dist, hf, manifest, record
 from asa.config import flat, to_dict
 from asa.errors import RequestError
-from asa.methods import groups_read, source_sha256
+from asa.methods import groups_read, groups_unread, source_sha256
 from asa.places import locked
 from pretrain.config import PretrainConfig
 
@@ -49,6 +49,8 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     record.read(config.out / record.NAME)  # its damage is told here, before ranks are started that would tell it too
     for line in wrong:
         tell(f"warning: {line}; continuing from {found.name} instead")
+    if complete(config, found):
+        return found  # nothing is drawn or summed any more
     before, now = facts.get("threads"), threads()
     if before and now and before != now:
         tell(f"from {before} to {now} threads a process: sums round otherwise, OMP_NUM_THREADS sets it")
@@ -82,9 +84,10 @@ def complete(config: PretrainConfig, found: Path | None) -> bool:
 
 
 def _different(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
-    """Dotted keys of the settings that are not free to differ."""
+    """Dotted keys of the settings that are not free to differ, as those of other methods are."""
+    free = {*FREE, *groups_unread(mine["method"])}
     for key in mine | theirs:  # a newer version may have settings that are unknown here
-        if key not in FREE and mine.get(key) != theirs.get(key):
+        if key not in free and mine.get(key) != theirs.get(key):
             ours, their_own = flat({key: mine.get(key)}), flat({key: theirs.get(key)})
             known = {**ours, **their_own}
             yield from (name for name in known if name not in FREE and ours.get(name) != their_own.get(name))

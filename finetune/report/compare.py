@@ -49,6 +49,7 @@ class Comparison(NamedTuple):
     low: float
     high: float
     p_examples: float
+    bare: tuple[str, ...] = ()  # of its runs, those without predictions of the examples that most have
 
 
 class Tested(NamedTuple):
@@ -109,9 +110,9 @@ def _tested(pairs: list[Pair], scores: dict[str, np.ndarray]) -> list[Comparison
 def _comparison(pairs: list[Pair], scores: dict[str, np.ndarray]) -> Comparison:
     gains = tuple(pair.gain for pair in pairs)
     names = [(pair.row.run.name, pair.partner.name) for pair in pairs]
-    known = all(name in scores for pair in names for name in pair)
-    chance = np.mean([scores[run] - scores[other] for run, other in names], axis=0) if known else None
-    return Comparison(pairs[0].row, pairs[0].against, gains, by_seeds(np.asarray(gains)), *by_examples(chance))
+    bare = tuple(dict.fromkeys(name for pair in names for name in pair if name not in scores))
+    chance = None if bare else np.mean([scores[run] - scores[other] for run, other in names], axis=0)
+    return Comparison(pairs[0].row, pairs[0].against, gains, by_seeds(np.asarray(gains)), *by_examples(chance), bare)
 
 
 def _scores(pairs: list[Pair]) -> dict[str, np.ndarray]:

@@ -47,8 +47,16 @@ def how_tested(found: list[Comparison]) -> str:
         + (f"; it cannot fall below {least}" if least else "; it needs two seeds")
         + ". p over examples: would other test examples show the gain of these very runs? Paired bootstrap,"
         f" {RESAMPLES:,} resampled test sets; 95 %: its interval of the mean gain. Holm: the p value to its left,"
-        " corrected for all rows that have one."
+        " corrected for all rows that have one." + _bare(found)
     )
+
+
+def _bare(found: list[Comparison]) -> str:
+    """Which runs have kept a row from its test over examples."""
+    names = sorted({name for one in found for name in one.bare})
+    if not names:
+        return ""
+    return f" None over examples where a run has no predictions beside it, or of other examples: {', '.join(names)}."
 
 
 def loss_increase(runs: list[Run]) -> Table | None:

@@ -182,5 +182,9 @@ def test_text_that_leaves_no_row_leaves_nothing_that_refuses_the_mended_request(
 ) -> None:
     (tmp_path / "few.txt").write_text("Too short.\n")
     assert run("build", *build_argv(dumps=tmp_path / "few.txt", leads="null")) == 1
-    assert "no document was left" in one_line(capsys)
+    assert "no document was left to train on (dropped: {'too short': 1}); give more text" in one_line(capsys)
+    (tmp_path / "alike.jsonl").write_text(f'{{"title": "A", "text": "{prose(1, 200)}"}}\n' * 3)
+    assert run("build", *build_argv(dumps=tmp_path / "alike.jsonl", leads="null", heldout="0.999999")) == 1
+    said = "no document was left to train on: all 3 are held out, those of one title together; give them titles of"
+    assert said in one_line(capsys)
     assert not list(tmp_path.glob("out*"))

@@ -216,10 +216,14 @@ def test_examples_are_the_same_by_their_ids_and_the_majority_counts(tmp_path: Pa
     (one,) = comparisons(rows_of(tmp_path)).methods
     assert len(one.gains) == 3
     assert math.isnan(one.p_examples)  # one of its three pairs has other examples
+    assert one.bare == ("sst2/base-asa-0",)
+    left_out = "None over examples where a run has no predictions beside it, or of other examples: sst2/base-asa-0."
+    assert left_out in written(tmp_path, tmp_path / "report")[0]
     for path in (tmp_path / "sst2" / "base-asa-0").rglob("*"):
         path.unlink() if path.is_file() else None
     (one,) = comparisons(rows_of(tmp_path)).methods
     assert one.p_examples < 0.05
+    assert one.bare == ()
 
 
 def test_what_is_not_known_is_told_as_such_and_not_drawn(tmp_path: Path) -> None:

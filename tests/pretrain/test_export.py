@@ -12,13 +12,14 @@ from transformers import AutoModelForMaskedLM, BertForMaskedLM
 from asa import record
 from asa.attention import attach
 from asa.config import to_dict
-from asa.errors import NotWritten, RequestError
+from asa.errors import NotWritten, RequestError, WorkError
 from asa.optim import OptimConfig
 from pretrain import export as export_module
 from pretrain.card import card
 from pretrain.config import PretrainConfig
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
+from tests.pretrain.conftest import flip_a_byte
 
 CPU = torch.device("cpu")
 
@@ -37,6 +38,23 @@ def test_every_stage_and_precision_exports_with_parity(
     # In half precision too it is the fp32 weights that are exported.
     weights = AutoModelForMaskedLM.from_pretrained(tmp_path / "export").state_dict()
     assert any(not torch.equal(value, value.bfloat16().float()) for value in weights.values())
+
+
+def test_of_a_damaged_checkpoint_the_newest_whole_one_is_named(request_: PretrainConfig, tmp_path: Path) -> None:
+    run = replace(request_, steps=3, save_every=1, keep=3, eval_every=100)
+    train(run, CPU)
+    one, two, three = (run.out / "checkpoints" / f"step-{step}" for step in (1, 2, 3))
+    asked = ExportConfig(checkpoint=run.out, out=tmp_path / "export")
+    for damaged, whole in ((three, two), (two, one)):
+        flip_a_byte(damaged / "model.safetensors")
+        with pytest.raises(
+            WorkError, match=rf"^{three}/model\.safetensors is damaged.*; {whole} is whole, export it by"
+        ):
+            export(asked)
+    flip_a_byte(one / "model.safetensors")
+    with pytest.raises(WorkError, match=r"step-3/model\.safetensors is damaged(?!.* is whole)"):
+        export(asked)
+    assert not asked.out.exists()
 
 
 def test_the_card_has_the_runs_facts_and_scores(request_: PretrainConfig, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from asa import checkpoint, manifest, record
 from asa.config import save_yaml
 from asa.errors import RequestError, WorkError
+from asa.methods.freelb import FreeLBConfig
 from asa.optim import OptimConfig
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
@@ -129,6 +130,12 @@ def test_a_setting_that_is_unknown_here_is_named(run: PretrainConfig) -> None:
         newest(run, 1)
 
 
+def test_settings_of_methods_that_the_run_does_not_train_by_are_free(run: PretrainConfig) -> None:
+    assert newest(replace(run, freelb=FreeLBConfig(radius=3.0)), 1) == run.out / "checkpoints" / "step-4"
+    with pytest.raises(RequestError, match=r"another asa\.tau"):
+        newest(replace(run, asa=replace(run.asa, tau=0.7)), 1)
+
+
 def test_a_damaged_record_is_told_before_the_ranks_are_started(run: PretrainConfig) -> None:
     path = run.out / record.NAME
     path.write_bytes(b"garbage\n" + path.read_bytes())
@@ -154,6 +161,9 @@ def test_another_number_of_threads_is_told(run: PretrainConfig, monkeypatch: pyt
     assert not told
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 3)
+    newest(run, 3, told.append)
+    assert not told, "in a complete run nothing is drawn or summed any more"
+    without_end(run)
     newest(run, 1, told.append)
     assert told == [f"from {threads} to {threads + 3} threads a process: sums round otherwise, OMP_NUM_THREADS sets it"]
 
