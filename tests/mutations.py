@@ -251,6 +251,34 @@ MUTATIONS = (
         "all_BHLK[: self.free].zero_()",
         "fused/test_beside.py::test_both_at_once_are_what_each_is_alone",
     ),
+    Mutation(
+        "a loss of the model's own is known by its value alone",
+        "integrations/own_loss.py",
+        "elif not _pull_alike(theirs, ours, output.logits, batch.total_labels):",
+        "elif False:",
+        "integrations/test_own_loss.py::test_another_loss_is_refused_also_while_the_head_knows_nothing",
+    ),
+    Mutation(
+        "a forward that was put into a class passes for Hugging Face's",
+        "stock.py",
+        " or not _as_written(part) for",
+        " for",
+        "asa/test_trimmed.py::test_a_forward_that_was_put_into_a_class_is_the_users",
+    ),
+    Mutation(
+        "a user's forward under accelerate's autocast passes for accelerate's",
+        "stock.py",
+        'and all(place.startswith(("accelerate.", "torch.")) for _, place in wrappers)',
+        "",
+        "asa/test_trimmed.py::test_a_users_forward_under_that_autocast_is_the_users",
+    ),
+    Mutation(
+        "a TaskModel attacks by the settings of a later one",
+        "model.py",
+        "now is not None and _of_attention(now) != self._settings",
+        "False",
+        "asa/test_attach.py::test_a_task_model_attacks_by_no_other_settings_than_its_own",
+    ),
 )
 
 

@@ -91,8 +91,6 @@ def _shown(output: Any, inputs: Mapping[str, Any], batch: Batch) -> Tensor | Non
     loss, logits = (getattr(output, name, None) for name in ("loss", "logits"))
     if not isinstance(loss, Tensor) or not isinstance(logits, Tensor) or loss.numel() != 1:
         return None
-    if batch.kind == "choice" and batch.total_rows < logits.numel():
-        return None  # of answers that are not there Hugging Face's takes account
     if batch.positions is None:
         return logits
     if logits.shape[:-1] == inputs["input_ids"].shape:

@@ -109,29 +109,42 @@ def test_the_tasks_own_loss_is_not(method: str, bf16: bool, tmp_path: Path) -> N
     assert trainer.state.global_step == 4
 
 
-SAME: dict[str, tuple[Loss, Callable[[Any], Any]]] = {
-    "of log probabilities": (
-        lambda logits, labels: F.nll_loss(logits.log_softmax(-1), labels),
-        lambda output: replace(output, logits=output.logits.log_softmax(-1)),
+class LogProbs(BertForSequenceClassification):
+    """What it calls logits are log probabilities, of which a softmax makes the same probabilities."""
+
+    weight: Tensor | None = None
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **inputs: Any
+    ) -> Any:
+        output: Any = super().forward(input_ids, attention_mask, **inputs)
+        logs = output.logits.log_softmax(-1)
+        return replace(output, logits=logs, loss=None if labels is None else F.nll_loss(logs, labels, self.weight))
+
+
+SAME: dict[str, Any] = {
+    "of log probabilities": LogProbs,
+    "with a copy of the logits": with_loss(
+        BertForSequenceClassification, F.cross_entropy, lambda output: replace(output, logits=output.logits.clone())
     ),
-    "with a copy of the logits": (F.cross_entropy, lambda output: replace(output, logits=output.logits.clone())),
-    "of shape 1": (lambda logits, labels: F.cross_entropy(logits, labels).reshape(1), lambda output: output),
-    "one for each row": (
-        lambda logits, labels: F.cross_entropy(logits, labels, reduction="none"),
-        lambda output: output,
+    "of shape 1": with_loss(
+        BertForSequenceClassification, lambda logits, labels: F.cross_entropy(logits, labels).reshape(1)
+    ),
+    "one for each row": with_loss(
+        BertForSequenceClassification, lambda logits, labels: F.cross_entropy(logits, labels, reduction="none")
     ),
 }
 
 
 @pytest.mark.parametrize("name", SAME)
 def test_what_trains_as_the_tasks_loss_does_or_is_no_one_number_is_not(name: str) -> None:
-    model = made(with_loss(BertForSequenceClassification, *SAME[name]))
+    model = made(SAME[name])
     look(model, batch_of(model))
 
 
 def test_a_loss_of_log_probabilities_is_looked_at_behind_them() -> None:
-    logs = lambda output: replace(output, logits=output.logits.log_softmax(-1))  # noqa: E731
-    model = made(with_loss(BertForSequenceClassification, weighted, logs), knows_nothing=True)
+    model = made(LogProbs, knows_nothing=True)
+    model.weight = torch.tensor([1.0, 3.0, 3.0])
     with pytest.raises(RequestError, match=OWN):
         look(model, batch_of(model))
 
@@ -255,9 +268,12 @@ class Plain(BertForTokenClassification):
         return super().forward(**inputs)
 
 
-class PlainChoice(BertForMultipleChoice):
+class Choice(BertForMultipleChoice):
+    factor = 1.0
+
     def forward(self, **inputs: Any) -> Any:  # type: ignore[override]
-        return super().forward(**inputs)
+        output: Any = super().forward(**inputs)
+        return output if output.loss is None else replace(output, loss=self.factor * output.loss)
 
 
 class PlainModernForMaskedLM(ModernBertForMaskedLM):  # by its name transformers chooses a loss
@@ -268,16 +284,21 @@ class PlainModernForMaskedLM(ModernBertForMaskedLM):  # by its name transformers
         return output if labels is None else replace(output, loss=self.factor * output.loss)
 
 
-def test_what_hugging_faces_own_loss_takes_otherwise_is_no_other_loss() -> None:
-    """NaN where nothing is labelled; answers that are not there, which have logits."""
+def test_where_nothing_is_labelled_hugging_faces_loss_is_no_number() -> None:
     plain = made(Plain, "token")
     inputs = batch_of(plain)
     look(plain, {**inputs, "labels": torch.full_like(inputs["labels"], IGNORE)})
-    choice = made(PlainChoice, "choice")
-    inputs = batch_of(choice)
+
+
+def test_answers_that_are_not_there_have_logits_for_both_losses() -> None:
+    model = made(Choice, "choice")
+    inputs = batch_of(model)
     inputs["attention_mask"][0, 1] = 0
     inputs["labels"][0] = 0
-    look(choice, inputs)
+    look(model, inputs)
+    model.factor = 2.0
+    with pytest.raises(RequestError, match=OWN):
+        look(model, inputs)
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
