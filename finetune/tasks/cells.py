@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import re
+import unicodedata
 from typing import Any
 
 from asa.errors import RequestError
@@ -105,7 +106,12 @@ def listed(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def composed(name: str) -> str:
+    """In Unicode's form C: names that look the same may be spelt with marks of their own, by another system."""
+    return unicodedata.normalize("NFC", name)
+
+
 def canonical(value: Any) -> str:
-    """A class's name: whole numbers without their .0, nought without a sign."""
-    name = re.sub(r"^(-?\d+)\.0+$", r"\1", str(value).strip())
+    """A class's name: whole numbers without their .0, nought without a sign, accents composed."""
+    name = re.sub(r"^(-?\d+)\.0+$", r"\1", composed(str(value).strip()))
     return "0" if name == "-0" else name

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 from asa.errors import RequestError
-from finetune.tasks.cells import flag, wrong
+from finetune.tasks.cells import composed, flag, wrong
 from finetune.tasks.files import ending
 from finetune.tasks.places import FILES, paths_of
 from finetune.tasks.rows import FIELD, Raw
@@ -34,7 +34,7 @@ def check_keys(task: TaskConfig) -> None:
     if task.labels and task.kind in ("regression", "choice"):
         raise RequestError(f"task.labels is {', '.join(task.labels)}, kind {task.kind} has no classes; leave it out")
     strange = sorted(set(task.spellings.values()) - set(task.labels)) if task.labels else []
-    if len(set(task.labels)) < len(task.labels) or len(task.labels) == 1 or strange:
+    if len(set(map(composed, task.labels))) < len(task.labels) or len(task.labels) == 1 or strange:
         what = f"task.spellings names class {strange[0]!r}" if strange else f"task.labels is {', '.join(task.labels)}"
         raise RequestError(f"{what}, allowed: two classes or more, each once; set --task.labels")
     if task.kind == "choice" and not task.choices and len(task.text) < 2:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from asa.errors import RequestError
-from finetune.tasks.cells import canonical, flag, wrong
+from finetune.tasks.cells import canonical, composed, flag, wrong
 from finetune.tasks.files import Row
 from finetune.tasks.rows import Raw
 from finetune.tasks.spec import TaskConfig
@@ -24,7 +24,8 @@ def classes(task: TaskConfig, raw: Raw) -> list[str]:
             f"no file of task {task.name!r} has labels; give --task.train, or the classes by --task.labels"
         )
     values = raw.labels if task.kind != "token" else (label for labels in raw.labels for label in labels)
-    names = {task.spellings.get(name, name) for name in map(canonical, values)}
+    spelt = {composed(spelling): name for spelling, name in task.spellings.items()}
+    names = {spelt.get(name, name) for name in map(canonical, values)}
     numbers = all(name.isdecimal() and len(name) <= DIGITS for name in names)
     found = sorted(names, key=lambda name: (int(name) if numbers else 0, name != "O", name))
     if len(found) < 2:
@@ -38,11 +39,12 @@ def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:
         return raw.labels
     if task.kind == "regression":
         return [_number(task, row, value) for row, value in zip(raw.rows, raw.labels, strict=True)]
-    known = {name: index for index, name in enumerate(names)}
+    known = {composed(name): index for index, name in enumerate(names)}
     # Classes that come from the rows have no order a file could mean by a number.
     if task.labels and not any(name.isdecimal() for name in names):
         known |= {str(index): index for index in range(len(names))}
-    known |= {spelling: known[name] for spelling, name in task.spellings.items() if name in known}
+    spelt = {composed(spelling): composed(name) for spelling, name in task.spellings.items()}
+    known |= {spelling: known[name] for spelling, name in spelt.items() if name in known}
     found: list[Label] = []
     for row, value in zip(raw.rows, raw.labels, strict=True):
         wanted = [known.get(canonical(part)) for part in (value if task.kind == "token" else [value])]

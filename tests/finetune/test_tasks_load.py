@@ -230,6 +230,20 @@ def test_classes_of_the_rows_have_no_numbers(tmp_path: Path) -> None:
     assert task(train=[train], test=[test], labels=["no", "yes"]).splits["test"].labels == [1]
 
 
+def test_a_class_is_one_however_its_accents_are_spelt(tmp_path: Path) -> None:
+    joined, apart = "caf\u00e9", "cafe\u0301"
+    spelt = [joined, apart, "bar"]
+    train = write(tmp_path / "t.csv", [{"text": f"{n}", "label": spelt[n % 3]} for n in range(30)])
+    test = write(tmp_path / "o.csv", [{"text": "x", "label": label} for label in spelt])
+    keys: Any
+    for keys in ({}, {"labels": ["bar", apart]}, {"labels": ["bar", "pub"], "spellings": {apart: "pub"}}):
+        found = task(train=[train], test=[test], **keys)
+        assert len(found.labels) == 2
+        assert found.splits["test"].labels == [1, 1, 0]
+    with pytest.raises(RequestError, match=r"each once; set --task\.labels"):
+        task(train=[train], test=[test], labels=["bar", joined, apart])
+
+
 @pytest.mark.parametrize("name", ["../out", "n/a", "", "train", "x" * 101])
 def test_a_split_is_named_as_a_file_may_be(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "t.csv", [{"text": str(n), "label": n % 2, "part": name} for n in range(4)])
