@@ -136,6 +136,8 @@ def _with_entries(argv: list[str]) -> list[str]:
 
 def _files_first(argv: list[str]) -> list[str]:
     """Flags after all `--config FILE`, for the parser, which takes what comes last."""
+    if {"-h", "--help"}.intersection(argv):
+        return argv  # a file after it is not read
     files = [at for at, part in enumerate(argv[:-1]) if part == "--config"]
     taken = {place for at in files for place in (at, at + 1)}
     return [part for at in files for part in argv[at : at + 2]] + [

@@ -27,7 +27,7 @@ def stock(model: "transformers.PreTrainedModel") -> bool:
 
 def _as_written(part: nn.Module) -> bool:
     """Whether nobody has put a forward into its class, as notebooks and makers of kernels do."""
-    return written_by(type(part).forward, "transformers.", "torch.", "accelerate.", "deepspeed.")
+    return written_by(type(part).forward, "transformers.", "torch.")
 
 
 def head_types(model: "transformers.PreTrainedModel") -> list[type]:
@@ -79,8 +79,9 @@ def _written(function: Any) -> Iterator[tuple[Any, str]]:
 
 def _autocast(part: nn.Module) -> bool:
     """Whether its own forward is the class's under accelerate's autocast, which leaves that behind."""
-    *wrappers, (inner, _) = _within(vars(part)["forward"], type(part).forward)
-    return inner is type(part).forward and all(place.startswith(("accelerate.", "torch.")) for _, place in wrappers)
+    found = list(_within(vars(part)["forward"], type(part).forward))
+    whole = bool(found) and found[-1][0] is type(part).forward
+    return whole and all(place.startswith(("accelerate.", "torch.")) for _, place in found[:-1])
 
 
 def _within(function: Any, end: Any) -> Iterator[tuple[Any, str]]:
@@ -96,8 +97,10 @@ def _ours(forward: Any) -> bool:
 
 
 def _known(hook: Any) -> bool:
-    # Ours are partials. DeepSpeed's gather and count.
-    return written_by(getattr(hook, "func", hook), "transformers.", "asa.", "deepspeed.")
+    # Ours are partials. DeepSpeed's gather and count, some of them wrapped by torch.compiler.disable.
+    *around, inner = (place for _, place in _written(getattr(hook, "func", hook)))
+    known = ("transformers.", "asa.", "deepspeed.")
+    return inner.startswith(known) and all(place.startswith((*known, "torch.")) for place in around)
 
 
 def _types(model: nn.Module) -> list[tuple[str, type]]:

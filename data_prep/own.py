@@ -143,7 +143,10 @@ def _parquet(span: Span, label: str) -> Iterator[Document]:
     number = 0
     with _damage(span.path):
         file = pq.ParquetFile(span.path)
-        wanted = [name for name in ("id", "title", "text") if name in file.schema_arrow.names]
+        names = file.schema_arrow.names
+        wanted = [name for name in ("id", "title", "text") if name in names]
+        if twice := [name for name in wanted if names.count(name) > 1]:
+            raise WorkError(f"{span.path} has two columns {twice[0]!r}, of which one would be left out; drop one")
         for batch in file.iter_batches(256, list(range(span.start, span.stop)), wanted):
             for row in batch.to_pylist():
                 yield document(row, f"{label}:{span.start}:{number}", span.path)

@@ -1,5 +1,6 @@
 """Which rows a saved model was trained on: by the run that saved it, and by those whose models that one began from."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,23 @@ def check_unseen(folder: Path, run: dict[str, Any], task: Task, split: str) -> N
         )
 
 
-def scored_ones(run: dict[str, Any], task: Task) -> bool:
-    """Whether a file that a task's rows are scored from, and not trained on, has trained the model."""
-    scored = set(task.facts.get("files", {}).values()).difference(task.facts.get("trained", ()))
-    return any(scored.intersection(stage.get("trained", ())) for stage in stages(run))
+def scored_ones(run: dict[str, Any], task: Task, splits: Iterable[str]) -> bool:
+    """Whether a file that these splits of a task are read from, and not held out of, has trained the model."""
+    files = {sha256 for split in splits for sha256 in _files(task.facts.get("scored_from", {}), split)}
+    return any(files.intersection(stage.get("trained", ())) for stage in stages(run))
 
 
-def told(folder: Path, run: dict[str, Any], task: Task) -> str | None:
+def _files(given: dict[str, list[str]], split: str) -> list[str]:
+    """Of a split's own. Args: given, those of each split that the task's keys name."""
+    if split == "dev":
+        return given.get("dev", []) if "test" in given else []  # else it is scored, and what chooses is held out
+    test = given.get("test", given.get("dev", []))
+    return test if split == "test" else given.get(split, test)  # a part of test is in its file
+
+
+def told(folder: Path, run: dict[str, Any], task: Task, splits: Iterable[str]) -> str | None:
     """A line for a model that is scored on rows which it may have been trained on."""
-    if not scored_ones(run, task):
+    if not scored_ones(run, task, splits):
         return None
     return f"{task.name}: {folder} was trained on a file of its scored rows: they tell nothing of rows it has not seen"
 

@@ -45,7 +45,7 @@ def robustness(config: RobustnessConfig) -> None:
     for task in tasks:
         for name, one in saved.items():
             check_unseen(one.folder, one.run, task, config.split)  # as all see it now, not each as its own run did
-            if note := told(one.folder, one.run, task):
+            if note := told(one.folder, one.run, task, [config.split]):
                 print(note, flush=True)
             places_of(name, one, task, config)
             folder, facts = _record(name, one, config, _facts(task, saved, config))

@@ -22,7 +22,7 @@ from finetune.facts import check_own, facts_of, is_begun, is_finished
 from finetune.lineage import check_unseen, run_of, seen
 from finetune.live import Board
 from finetune.loop import train
-from finetune.recipes import resolved
+from finetune.recipes import preset, resolved
 from finetune.run import Cell, Run
 from finetune.tasks.batches import Encoded, encode
 from finetune.tasks.facts import beyond, told
@@ -47,7 +47,8 @@ class Sweep:
         self.models = config.models
         self.tasks = tasks_of(config)
         self.cells = plan(given, list(self.tasks.values()))
-        self.notes = list(dict.fromkeys(_seen(config.models.values(), self.tasks.values())))
+        notes = (*_seen(config.models.values(), self.tasks.values()), *_published(config))
+        self.notes = list(dict.fromkeys(notes))
         self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
         # One of another request is refused before anything is trained.
         self.finished = [cell for cell in self.cells if is_finished(cell, self.facts[cell.run])]
@@ -171,6 +172,16 @@ def _seen(models: Iterable[Path], tasks: Iterable[Task]) -> Iterator[str]:
             check_unseen(folder, run, task, "test")
             if seen(run, task, "dev"):
                 yield f"{task.name}: {folder} may have been trained on rows of its dev, which choose the epoch"
+
+
+def _published(config: FinetuneConfig) -> Iterator[str]:
+    """A line for each standard task on which methods attack as published, which may have been for another model."""
+    for task in config.tasks if config.recipes else ():
+        if methods := [method for method in config.methods if preset(method, task)]:
+            yield (
+                f"{task}: {', '.join(methods)} as published for this task, of whatever model (configs/method/NAME.yaml"
+                " says which); flags and --config have the last word, --recipes false leaves it out"
+            )
 
 
 def tasks_of(config: FinetuneConfig) -> dict[str, Task]:

@@ -254,7 +254,7 @@ MUTATIONS = (
     Mutation(
         "a loss of the model's own is known by its value alone",
         "integrations/own_loss.py",
-        "elif not _pull_alike(theirs, ours, output.logits, batch.total_labels):",
+        "elif not _pull_alike(theirs, ours, logits, batch.total_labels):",
         "elif False:",
         "integrations/test_own_loss.py::test_another_loss_is_refused_also_while_the_head_knows_nothing",
     ),
@@ -268,8 +268,8 @@ MUTATIONS = (
     Mutation(
         "a user's forward under accelerate's autocast passes for accelerate's",
         "stock.py",
-        'and all(place.startswith(("accelerate.", "torch.")) for _, place in wrappers)',
-        "",
+        'whole and all(place.startswith(("accelerate.", "torch.")) for _, place in found[:-1])',
+        "whole",
         "asa/test_trimmed.py::test_a_users_forward_under_that_autocast_is_the_users",
     ),
     Mutation(

@@ -34,14 +34,15 @@ def refuse_loss(task: TaskModel, kind: Kind, inputs: Mapping[str, Any]) -> None:
     batch = to_batch(kind, inputs, totals(kind, [inputs]))
     with _as_it_was(model):
         output = model(**{**inputs, "labels": labels if labels.is_floating_point() else labels.long()})
-        shown = _shown(output, inputs, batch)
+        theirs, logits = _named(output, "loss", 0), _named(output, "logits", 1)
+        shown = None if logits is None else _shown(logits, inputs, batch)
         # Without any label Hugging Face's is NaN.
-        if shown is None or not output.loss.isfinite():
+        if theirs is None or logits is None or shown is None or theirs.numel() != 1 or not theirs.isfinite():
             return
-        theirs, ours = output.loss.reshape(()), task_loss(Output(shown), batch)
+        theirs, ours = theirs.reshape(()), task_loss(Output(shown), batch)
         if not _near(theirs, ours):
             found = f"{theirs:.4g} where the task's is {ours:.4g}"
-        elif not _pull_alike(theirs, ours, output.logits, batch.total_labels):
+        elif not _pull_alike(theirs, ours, logits, batch.total_labels):
             found = f"{theirs:.4g} as the task's, but its gradient is another"
         else:
             return
@@ -69,9 +70,10 @@ def _makes_a_loss(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def _as_it_was(model: nn.Module) -> Generator[None]:
-    """Put buffers and random states back, also those that were bound to other tensors."""
+    """Put buffers and random states back, also those that were bound to other tensors, or to none."""
     held: list[dict[str, Tensor | None]] = [vars(part)["_buffers"] for part in model.modules()]
-    kept = [(own, name, buffer, buffer.clone()) for own in held for name, buffer in own.items() if buffer is not None]
+    kept = [(own, dict(own)) for own in held]
+    values = [(buffer, buffer.clone()) for own in held for buffer in own.values() if buffer is not None]
     python, array = random.getstate(), np.random.get_state()
     try:
         devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
@@ -80,17 +82,26 @@ def _as_it_was(model: nn.Module) -> Generator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(array)
-        for own, name, buffer, before in kept:
-            own[name] = buffer
-            with torch.no_grad():
-                buffer.copy_(before)
+        for own, before in kept:
+            own.clear()
+            own.update(before)
+        with torch.no_grad():
+            for buffer, value in values:
+                if not torch.equal(buffer, value):  # one that was expanded cannot be written
+                    buffer.copy_(value)
 
 
-def _shown(output: Any, inputs: Mapping[str, Any], batch: Batch) -> Tensor | None:
-    """The logits of which the task's loss would be made; None where there is no number to compare it with."""
-    loss, logits = (getattr(output, name, None) for name in ("loss", "logits"))
-    if not isinstance(loss, Tensor) or not isinstance(logits, Tensor) or loss.numel() != 1:
-        return None
+def _named(output: Any, name: str, place: int) -> Tensor | None:
+    """Of what a forward with labels may return: names, or a tuple."""
+    if type(output) is not tuple:
+        found: Any = getattr(output, name, None)
+    else:
+        found = output[place] if len(output) > place else None  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return found if isinstance(found, Tensor) else None
+
+
+def _shown(logits: Tensor, inputs: Mapping[str, Any], batch: Batch) -> Tensor | None:
+    """The logits of which the task's loss would be made; None where there are none for each label."""
     if batch.positions is None:
         return logits
     if logits.shape[:-1] == inputs["input_ids"].shape:

@@ -55,6 +55,7 @@ METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
     "r_drop": lambda config: RDrop(config.r_drop),
     "creat": lambda config: CreAT(config.creat),
 }
+_OURS = frozenset(METHODS)
 # The groups of settings of methods that do not read just the one of their own name.
 _GROUPS = {"vanilla": (), "asa_sparse": ("asa", "asa_sparse"), "asa_freelb": ("asa", "freelb")}
 
@@ -93,9 +94,9 @@ MethodName = Annotated[str, AfterValidator(_known)]  # a config field that names
 
 
 def groups_read(name: str) -> tuple[str, ...]:
-    """The groups of MethodsConfig that a known method reads; all of them for one from outside, which may read any. Told
-    without building it, which may need files of its run."""
-    if ":" in name:
+    """The groups of MethodsConfig that a known method reads; all of them for one that is not of this package, which may
+    read any. Told without building it, which may need files of its run."""
+    if name not in _OURS:
         return tuple(field.name for field in dataclasses.fields(MethodsConfig))
     return _GROUPS.get(name, (name,))
 

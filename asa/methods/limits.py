@@ -1,13 +1,12 @@
 """What cannot be worked with that is known before any model is built: one rule for every stage."""
 
+from collections.abc import Callable
 from typing import cast
 
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.methods import METHODS, Method, MethodsConfig
-from asa.methods.asa_sparse import ASASparse
 from asa.methods.base import Outside
-from asa.methods.random_mask import RandomMask
 from asa.methods.yopo import PARTITIONED
 
 HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
@@ -45,8 +44,9 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
 
 def check_depth(method: Method, layers: int) -> None:
     """Raises RequestError where the method's settings are of a model with other layers than these."""
-    if isinstance(method, ASASparse | RandomMask):
-        method.check_depth(layers)
+    check: Callable[[int], None] | None = getattr(method, "check_depth", None)
+    if check is not None:
+        check(layers)
 
 
 def _small(name: str, settings: MethodsConfig) -> list[tuple[str, float]]:

@@ -36,9 +36,9 @@ class Layer(NamedTuple):
     beside_LL: np.ndarray | None = None
 
     def diverted(self) -> list[tuple[int, int]]:
-        """(query, key) of the weights that the attack changes most, the largest change first."""
+        """(query, key) of the weights that the attack changes most, the largest change first; none that it does not."""
         change_LL = np.abs(self.attacked_LL - self.clean_LL)
-        order = np.argsort(-change_LL, axis=None, kind="stable")[:MARKED]
+        order = np.argsort(-change_LL, axis=None, kind="stable")[: min(MARKED, int((change_LL > 0).sum()))]
         return [(int(query), int(key)) for query, key in zip(*np.unravel_index(order, change_LL.shape), strict=True)]
 
     def avoided(self, tokens: list[str]) -> str:
@@ -125,7 +125,7 @@ def told(found: Maps) -> Iterator[str]:
     """One line per layer: how much is masked, which token most, where the attack moves attention."""
     for number, layer in found.layers.items():
         masked = f"{layer.masked:.1%} of the pairs masked, most {layer.avoided(found.tokens)}"
-        yield f"layer {number}: {masked}; diverted most {', '.join(_moves(found, layer))}"
+        yield f"layer {number}: {masked}; diverted most {', '.join(_moves(found, layer)) or 'nothing'}"
 
 
 def _moves(found: Maps, layer: Layer) -> list[str]:
@@ -140,7 +140,7 @@ def table(several: list[Maps]) -> Table:
     rows = []
     for found in several:
         for number, layer in found.layers.items():
-            cells = [f"{layer.masked:.1%}", layer.avoided(found.tokens), "; ".join(_moves(found, layer))]
+            cells = [f"{layer.masked:.1%}", layer.avoided(found.tokens), "; ".join(_moves(found, layer)) or "nothing"]
             rows.append([found.text, found.model, found.which, str(number), *cells])
     figures = ["Pairs masked", "Token masked most", "Attention diverted most"]
     return Table("Attention under attack", ["Sentence", "Model", "Heads", "Layer", *figures], rows, 4)

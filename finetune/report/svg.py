@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -69,4 +70,16 @@ def draw(name: str, width: float, height: float, paint: Callable[[Figure], None]
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     text = re.sub(r' (xmlns(:xlink)?|width|height)="[^"]*"', "", text, count=4)
-    return Picture(name, re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text), dots.getvalue())
+    text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)
+    return Picture(name, _each_once(text), dots.getvalue())
+
+
+def _each_once(text: str) -> str:
+    """Every id once: matplotlib makes them of contents, which two panels may share. What is referred to is alike."""
+    seen = Counter[str]()
+
+    def numbered(found: re.Match[str]) -> str:
+        seen[found[1]] += 1
+        return found[0] if seen[found[1]] == 1 else f'id="{found[1]}-{seen[found[1]]}"'
+
+    return re.sub(r'\bid="([^"]*)"', numbered, text)

@@ -16,7 +16,7 @@ from finetune.tasks.cells import flag
 from finetune.tasks.checks import check_keys, check_scores, check_spread
 from finetune.tasks.facts import content_sha256, facts_of, rows_sha256
 from finetune.tasks.labels import classes
-from finetune.tasks.places import FILES, blind, from_hub, read_files, settled, supply, training
+from finetune.tasks.places import FILES, blind, from_hub, paths_of, read_files, settled, supply, training
 from finetune.tasks.rows import Raw, read
 from finetune.tasks.spec import NAME, TaskConfig, named
 from finetune.tasks.split import arranged, subset, taken
@@ -72,6 +72,7 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     facts["unasked"] = unasked
     facts["partial"] = "; ".join(filter(None, [task.partial, *(one.partial for one in others)]))
     facts["trained"] = _trained(task, hashes, config)
+    facts["scored_from"] = _scored_from(task, hashes, config)
     facts["held_from"] = [hashes.get(name, name) for name in training(task, config)] or facts["trained"]
     held = taken(scored, config) if "train" in splits else []
     facts["held_out_sha256"] = {name: rows_sha256(splits[name]) for name in held}
@@ -113,6 +114,16 @@ def _trained(task: TaskConfig, hashes: dict[str, str], config: FinetuneConfig) -
     """The sha256 of every file of training rows, added ones too; of the hub's rows their name there."""
     several = [task, *(settled(named(other), config) for other in task.also)]
     return [hashes.get(name, name) for one in several for name in training(one, config)]
+
+
+def _scored_from(task: TaskConfig, hashes: dict[str, str], config: FinetuneConfig) -> dict[str, list[str]]:
+    """The sha256 of every file of rows that choose or are scored, by the split that the task's keys give it for."""
+    nothing = replace(task, **dict.fromkeys(FILES, ()), extra={})
+    return {
+        name: [hashes[str(path)] for path in read_files(replace(nothing, test=paths), config)]
+        for name, paths in paths_of(task).items()
+        if name != "train" and not blind(name)
+    }
 
 
 def _labelled(split: str) -> bool | None:

@@ -12,6 +12,7 @@ import yaml
 
 from asa.errors import RequestError
 from asa.methods import METHODS, At, MethodsConfig, limits
+from asa.methods.asa_sparse import ASASparse, ASASparseConfig
 from cli import parse
 from finetune.config import FinetuneConfig
 from pretrain.config import PretrainConfig
@@ -99,6 +100,15 @@ def test_one_that_was_put_into_the_registry_by_hand_is_held_to_its_word_too(
     built = limits.check("sign", MethodsConfig(), "fp32", zero=0)
     with pytest.raises(RequestError, match=r"method sign called engine\.backward 0 times"):
         built.backward(tiny_engine(tiny_module("classification")), tiny_batch("classification"), At(0, 0))
+
+
+def test_the_depth_that_one_asks_for_is_checked_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deep(ASASparse):
+        pass
+
+    monkeypatch.setitem(METHODS, "deep", lambda config: Deep(config.asa, ASASparseConfig(layers=(7,))))
+    with pytest.raises(RequestError, match="the model has layers 0 to 1"):
+        limits.check_depth(limits.check("deep", MethodsConfig(), "fp32", zero=0), 2)
 
 
 def test_a_method_from_outside_can_be_copied(method: str) -> None:

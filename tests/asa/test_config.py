@@ -284,6 +284,13 @@ def test_an_empty_path_in_a_file_and_keys_that_are_none_name_their_flags(
         assert refused(["--config", str(path)], capsys) == f"error: {line}"
 
 
+def test_help_is_given_beside_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse(Outer, ["--help", "--config", "none.yaml"], "prog")
+    assert exit_.value.code == 0
+    assert "Where apples lie." in capsys.readouterr().out
+
+
 def test_flags_have_the_last_word_over_files_wherever_they_stand(tmp_path: Path) -> None:
     for name, text in (
         ("a", "folder: a\ncount: 5\ncolour: green\ninner: {rate: 0.25}\n"),

@@ -60,5 +60,6 @@ def test_the_settings_on_a_page_are_the_programs(name: str) -> None:
 
 def test_the_index_leads_to_every_page_and_no_page_is_left_over() -> None:
     index = Path("docs/methods.md").read_text()
-    assert [name for name in METHODS if f"(methods/{name}.md)" not in index] == []
-    assert {path.stem for path in PAGES.glob("*.md")} == set(METHODS)
+    ours = {name for name in METHODS if ":" not in name}  # not those that other tests have brought in
+    assert [name for name in ours if f"(methods/{name}.md)" not in index] == []
+    assert {path.stem for path in PAGES.glob("*.md")} == ours

@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
@@ -567,6 +567,19 @@ def test_a_users_forward_under_that_autocast_is_the_users(bound: bool, autocast:
     vars(model)["forward"] = MethodType(mine, model) if bound else mine
     autocast(model)
     attach(model)
+    assert (has_stock_head(model), trimmed(model)) == (False, False)
+
+
+def test_a_hook_is_of_whoever_wrote_the_function_that_a_decorator_wraps() -> None:
+    """DeepSpeed hides some of its hooks from a compiler, as a user may."""
+    model = tiny_bert()
+    attach(model)
+    disabled: Any = torch.compiler.disable
+    theirs = FunctionType(last_block.__code__, {"__name__": "deepspeed.runtime.zero", "__builtins__": {}})
+    handle = model.base_model.register_forward_hook(disabled(theirs))
+    assert (has_stock_head(model), trimmed(model)) == (True, True)
+    handle.remove()
+    model.base_model.register_forward_hook(disabled(lambda *_: None))
     assert (has_stock_head(model), trimmed(model)) == (False, False)
 
 

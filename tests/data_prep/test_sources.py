@@ -216,6 +216,13 @@ def test_rows_in_another_encoding(encoding: str, tmp_path: Path) -> None:
         read(tmp_path / "a.jsonl", min_chars=1)
 
 
+def test_a_parquet_file_with_two_columns_of_one_name_is_told(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["first"]), pa.array(["second"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(WorkError, match=r"a\.parquet has two columns 'text', of which one would be left out; drop one"):
+        read(tmp_path / "a.parquet")
+
+
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.parquet"])
 def test_damaged_files(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"no such thing")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from asa.errors import WorkError
 from finetune.config import ReportConfig
 from finetune.predictions import Predictions, Stored, save_predictions
 from finetune.report import analysis, overview, plots, tested
-from finetune.report.attention import Layer, Maps, load, plot
+from finetune.report.attention import Layer, Maps, load, plot, told
 from finetune.report.collect import collect
 from finetune.report.compare import comparisons, least_p
 from finetune.report.examples import parts
 from finetune.report.rows import Row, tuned_rows
 from finetune.report.svg import Picture, draw
+from finetune.report.tables import caveats
 from finetune.report.write import write
 from tests.finetune.test_report_tasks import predicted, put, tuned
 
@@ -337,10 +339,28 @@ def test_the_file_of_a_schedule_is_told_only_where_nothing_else_tells_runs_apart
     assert "random_mask strategy=scheduled schedule=another" in {row.method for row in rows_of(tmp_path)}
 
 
-def test_tokens_that_look_like_a_formula_are_drawn(tmp_path: Path) -> None:
+def test_a_model_that_lacks_trained_parts_of_another_is_told(tmp_path: Path) -> None:
+    """The pooler, of an export of pre-training."""
+    head = ["classifier.weight", "classifier.bias"]
+    pooler = ["bert.pooler.dense.weight", "bert.pooler.dense.bias"]
+    tuned(tmp_path, "sst2", "vanilla", 0, 40, new_weights=head)
+    assert caveats(rows_of(tmp_path)) == ""
+    tuned(tmp_path / "b", "sst2", "vanilla", 0, 40, new_weights=[*pooler, *head], model="asa")
+    said = "asa began without trained weights of bert.pooler.dense, which others had."
+    assert caveats(rows_of(tmp_path)) == said
+    assert said in written(tmp_path, tmp_path / "report")[0]
+
+
+def test_tokens_that_look_like_a_formula_are_drawn_and_equal_panels_have_ids_of_their_own() -> None:
     weights = np.full((2, 2), 0.5)
     found = Maps("asa", "$$ now", "head 1", None, ["$$", "$_$"], {0: Layer(weights, weights, weights, 0.25, None)})
-    assert ">$$<" in plot(found, "x").picture.svg
+    svg = plot(found, "x").picture.svg
+    assert ">$$<" in svg
+    ids = re.findall(r'\bid="([^"]*)"', svg)
+    assert len(set(ids)) == len(ids) > 3
+    assert set(re.findall(r'(?:url\(|xlink:href=")#([^")]*)', svg)) <= set(ids)
+    (line,) = told(found)
+    assert line.endswith("25.0% of the pairs masked, most $$ from 50% of the tokens; diverted most nothing")
 
 
 def test_a_users_matplotlibrc_changes_nothing() -> None:

@@ -23,9 +23,10 @@ from asa.errors import RequestError, WorkError
 from finetune import claims
 from finetune import score as module
 from finetune.claims import claimed
+from finetune.config import FinetuneConfig
 from finetune.evaluation_config import RobustnessConfig, ScoreConfig
 from finetune.labels import Merge, label_map, merged
-from finetune.lineage import stages
+from finetune.lineage import scored_ones, stages
 from finetune.metrics import METRICS
 from finetune.model import HEADS
 from finetune.predictions import FOLDER, load_predictions, predict
@@ -37,6 +38,8 @@ from finetune.saved import encoded, find, module_of, tasks_of
 from finetune.score import pair, score_all, score_one
 from finetune.sweep import Sweep, sweep
 from finetune.tasks import spec
+from finetune.tasks.load import load
+from finetune.tasks.spec import TaskConfig
 from finetune.tasks.task import Kind
 from tests.finetune.conftest import CLASSES, Given, small_task
 
@@ -180,6 +183,17 @@ def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
     assert {row.task: row.trained_by for row in rows} == {"added after joint": True, "again after joint": False}
     (trained,) = (row.run.name for row in rows if row.trained_by)
     assert caveats(rows) == f"A file of the scored rows has trained {trained}."
+    clean = tmp_path / "clean.csv"
+    clean.write_text((tmp_path / "own.csv").read_text().replace("h ", "i "))
+    own = tmp_path / "own.csv"
+    # Of a dev beside a test nothing is scored, but robustness may attack it; a file may be test and train.
+    wanted = {("own", "clean"): {"dev"}, ("clean", "own"): {"test"}, ("", "own"): {"test"}, ("own", ""): {"test"}}
+    for (dev, test), found in wanted.items():
+        paths = {"own": (own,), "clean": (clean,), "": ()}
+        described: Any = TaskConfig(train=(clean,) if dev else (own,), dev=paths[dev], test=paths[test], label="y")
+        one = load(described, FinetuneConfig(task=described, models={"any": tmp_path}, out=tmp_path))
+        facts = find(run, "--models").run
+        assert {split for split in ("dev", "test") if scored_ones(facts, one, [split])} == found
     with pytest.raises(RequestError, match="was trained on rows of added, whose dev is held out of them"):
         tasks_of(ScoreConfig(out=tmp_path, models=(run,), tasks=("added",)), [find(run, "--models")], tmp_path, "dev")
 

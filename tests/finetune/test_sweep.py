@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from finetune.config import FinetuneConfig, check
 from finetune.facts import settings
 from finetune.recipes import resolved
 from finetune.run import Cell, Run
-from finetune.sweep import Sweep, _line, plan, sweep
+from finetune.sweep import Sweep, _line, _published, plan, sweep
 from finetune.tasks.spec import TaskConfig
 from tests.finetune.conftest import CLASSES, Given, Make, events, small_task, write_task
 
@@ -170,6 +171,16 @@ def test_a_finished_run_is_made_again_where_its_model_is_wanted_and_was_not_kept
 def test_a_task_of_your_own_beside_standard_ones_is_refused(given: Given) -> None:
     with pytest.raises(RequestError, match=r"task\.\* describes a task of your own; leave it or --tasks out"):
         Sweep(given(tasks=["rte"]))
+
+
+def test_methods_that_attack_as_published_for_a_task_are_told(given: Given) -> None:
+    """FreeLB's settings for SST-2 are RoBERTa-large's, whatever model is trained."""
+    asked = from_dict(FinetuneConfig, given(tasks=["sst2", "rte"], methods=["vanilla", "freelb", "pgd", "r_drop"]))
+    lines = [line.partition(" as published for this task, of whatever model")[0] for line in _published(asked)]
+    assert lines == ["sst2: freelb, pgd", "rte: freelb, pgd"]
+    assert list(_published(replace(asked, methods=("vanilla", "r_drop")))) == []
+    assert list(_published(replace(asked, recipes=False))) == []
+    assert list(_published(from_dict(FinetuneConfig, given(methods=["freelb"])))) == [], "a task of one's own"
 
 
 def test_a_line_shows_splits_with_an_underscore_in_their_names() -> None:

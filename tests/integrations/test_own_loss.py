@@ -142,6 +142,30 @@ def test_what_trains_as_the_tasks_loss_does_or_is_no_one_number_is_not(name: str
     look(model, batch_of(model))
 
 
+class Tupled(BertForSequenceClassification):
+    """With labels it returns a tuple, of which Hugging Face's Trainer takes the first for the loss."""
+
+    factor = 1.0
+
+    def forward(self, labels: Any = None, **inputs: Any) -> Any:  # type: ignore[override]
+        output: Any = super().forward(labels=labels, **inputs)
+        return output if labels is None else (self.factor * output.loss, output.logits)
+
+
+def test_a_loss_in_a_tuple_is_looked_at_too() -> None:
+    model = made(Tupled)
+    look(model, batch_of(model))
+    model.factor = 2.0
+    with pytest.raises(RequestError, match=OWN):
+        look(model, batch_of(model))
+
+
+def test_a_model_that_learns_nothing_is_looked_at_by_value() -> None:
+    model = made(Tupled)
+    model.requires_grad_(requires_grad=False)
+    look(model, batch_of(model))
+
+
 def test_a_loss_of_log_probabilities_is_looked_at_behind_them() -> None:
     model = made(LogProbs, knows_nothing=True)
     model.weight = torch.tensor([1.0, 3.0, 3.0])
@@ -190,6 +214,8 @@ class Changing(BertForSequenceClassification):
         super().__init__(config)
         self.register_buffer("passes", torch.zeros(()))
         self.register_buffer("others", torch.zeros(()))
+        self.register_buffer("prior", torch.ones(()).expand(3))  # which cannot be written
+        self.register_buffer("mean", None)
         self.averages = nn.BatchNorm1d(3)
 
     def forward(  # type: ignore[override]
@@ -198,6 +224,7 @@ class Changing(BertForSequenceClassification):
         self.passes += 1
         self.others = self.others + 1  # bound to another tensor
         output: Any = super().forward(input_ids, attention_mask, labels=labels, **inputs)
+        self.mean = output.logits.detach().mean() if self.mean is None else self.mean
         self.averages(output.logits.detach() + torch.randn(()) + np.random.rand() + random.random())
         return output
 
@@ -217,6 +244,7 @@ def test_the_look_leaves_random_states_buffers_and_modes_as_they_were() -> None:
         draws.append((torch.rand(()).item(), np.random.rand(), random.random()))
     assert draws[0] == draws[1]
     assert_close(weights(model), before, atol=0)
+    assert model.mean is None
     assert model.training
     assert all(p.grad is None for p in model.parameters())
 

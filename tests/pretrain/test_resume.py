@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from asa import checkpoint, manifest, record
 from asa.config import save_yaml
 from asa.errors import RequestError, WorkError
+from asa.methods import METHODS
+from asa.methods.asa import ASA
 from asa.methods.freelb import FreeLBConfig
 from asa.optim import OptimConfig
 from pretrain.config import PretrainConfig, check
@@ -134,6 +136,18 @@ def test_settings_of_methods_that_the_run_does_not_train_by_are_free(run: Pretra
     assert newest(replace(run, freelb=FreeLBConfig(radius=3.0)), 1) == run.out / "checkpoints" / "step-4"
     with pytest.raises(RequestError, match=r"another asa\.tau"):
         newest(replace(run, asa=replace(run.asa, tau=0.7)), 1)
+
+
+def test_those_of_a_method_of_ones_own_are_not(run: PretrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may read any, also where it was put into the registry by hand."""
+    monkeypatch.setitem(METHODS, "mine", lambda config: ASA(config.asa))
+    newest_ = run.out / "checkpoints" / "step-4"
+    facts = manifest.read(newest_, checkpoint.KIND, "-")
+    change_facts(newest_, config=facts["config"] | {"method": "mine"})
+    mine = replace(run, method="mine")
+    assert newest(mine, 1) == newest_
+    with pytest.raises(RequestError, match=r"another asa\.tau"):
+        newest(replace(mine, asa=replace(run.asa, tau=0.7)), 1)
 
 
 def test_a_damaged_record_is_told_before_the_ranks_are_started(run: PretrainConfig) -> None:

@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
 from asa import checkpoint, dist, manifest, methods, record
+from asa.attention import has_stock_head, trimmed
 from asa.config import to_dict
 from asa.errors import RequestError, WorkError
 from asa.hf import weights_sha256
-from asa.methods import METHODS, MethodsConfig
+from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.random_mask import RandomMaskConfig
 from pretrain import export as export_module
 from pretrain import figures, loop
@@ -23,6 +24,7 @@ from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
 from pretrain.resume import inputs, newest, only_run
+from pretrain.run import build
 from tests.pretrain.conftest import losses, make_model
 
 CPU = torch.device("cpu")
@@ -61,6 +63,22 @@ def test_the_record_has_every_term_of_equation_10_and_heldout_scores(request_: P
     assert [event["step"] for event in events if event["event"] == "eval"] == [0, 3, 6]
     assert record.finished(request_.out / record.NAME)
     assert sorted(path.name for path in checkpoint.complete(request_.out / "checkpoints")) == ["step-4", "step-6"]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_at_every_stage_of_zero_the_head_and_the_last_block_leave_out_what_is_not_read(
+    request_: PretrainConfig, zero: int
+) -> None:
+    """Its engine's hooks are none that could read a token."""
+    run = build(replace(request_, zero=zero), CPU)
+    batch = run.batches.step(0, 1)[0]
+    seen: list[tuple[bool, bool]] = []
+    model = run.engine.module.model
+    model.base_model.get_submodule("encoder.layer.0").register_forward_pre_hook(
+        lambda *_: seen.append((has_stock_head(model), trimmed(model)))
+    )
+    run.method.backward(run.engine, batch, At(0, 0))
+    assert seen[0] == (True, True)
 
 
 def test_activation_checkpointing_changes_no_update(request_: PretrainConfig, tmp_path: Path) -> None:
@@ -134,8 +152,13 @@ def test_a_changed_setting_within_a_group_is_named_by_its_whole_key(finished: Pr
 def test_other_micro_batches_draw_other_dropout_and_it_is_told(finished: PretrainConfig) -> None:
     told: list[str] = []
     assert newest(finished, 1, told.append) is not None
-    assert told == []
     assert newest(replace(finished, micro_batch=2), 1, told.append) is not None
+    assert told == [], "of a complete run"
+    path = finished.out / record.NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])  # without its end
+    assert newest(replace(finished, micro_batch=2), 1, told.append) is not None
+    path.write_bytes(whole)
     assert told == ["micro-batches of 2 rows, not 4: the rows are the same, dropout is drawn anew"]
 
 
