@@ -74,6 +74,8 @@ def given(
     cls: Any, argv: Sequence[str], prog: str, positional: str = "", show_defaults: bool = False
 ) -> dict[str, Any]:
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
+    if {"-h", "--help"}.intersection(argv):
+        argv = ["--help"]  # whatever else is wrong
     arguments = _bracketed(cls, _files_first(_with_entries(_named(cls, list(argv), positional))))
     _refuse_sixties(cls, arguments)
     _refuse_misread(cls, arguments)
@@ -136,8 +138,6 @@ def _with_entries(argv: list[str]) -> list[str]:
 
 def _files_first(argv: list[str]) -> list[str]:
     """Flags after all `--config FILE`, for the parser, which takes what comes last."""
-    if {"-h", "--help"}.intersection(argv):
-        return argv  # a file after it is not read
     files = [at for at, part in enumerate(argv[:-1]) if part == "--config"]
     taken = {place for at in files for place in (at, at + 1)}
     return [part for at in files for part in argv[at : at + 2]] + [

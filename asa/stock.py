@@ -98,9 +98,11 @@ def _ours(forward: Any) -> bool:
 
 def _known(hook: Any) -> bool:
     # Ours are partials. DeepSpeed's gather and count, some of them wrapped by torch.compiler.disable.
-    *around, inner = (place for _, place in _written(getattr(hook, "func", hook)))
+    places = [place for _, place in _written(getattr(hook, "func", hook))]
     known = ("transformers.", "asa.", "deepspeed.")
-    return inner.startswith(known) and all(place.startswith((*known, "torch.")) for place in around)
+    return (
+        bool(places) and places[-1].startswith(known) and all(place.startswith((*known, "torch.")) for place in places)
+    )
 
 
 def _types(model: nn.Module) -> list[tuple[str, type]]:

@@ -49,16 +49,19 @@ def check_unseen(folder: Path, run: dict[str, Any], task: Task, split: str) -> N
 
 def scored_ones(run: dict[str, Any], task: Task, splits: Iterable[str]) -> bool:
     """Whether a file that these splits of a task are read from, and not held out of, has trained the model."""
-    files = {sha256 for split in splits for sha256 in _files(task.facts.get("scored_from", {}), split)}
+    files = {sha256 for split in splits for sha256 in _files(task, split)}
     return any(files.intersection(stage.get("trained", ())) for stage in stages(run))
 
 
-def _files(given: dict[str, list[str]], split: str) -> list[str]:
-    """Of a split's own. Args: given, those of each split that the task's keys name."""
-    if split == "dev":
-        return given.get("dev", []) if "test" in given else []  # else it is scored, and what chooses is held out
+def _files(task: Task, split: str) -> list[str]:
+    """The files of a split's own; none of one that is, or is held out of, the training rows."""
+    given: dict[str, list[str]] = task.facts.get("scored_from", {})
     test = given.get("test", given.get("dev", []))
-    return test if split == "test" else given.get(split, test)  # a part of test is in its file
+    if split == "train":
+        return []
+    if split == "dev" and not task.facts.get("compat"):  # where test chooses, dev is that
+        return given.get("dev", []) if "test" in given else []
+    return test if split in ("dev", "test") else given.get(split, test)  # a part of test is in its file
 
 
 def told(folder: Path, run: dict[str, Any], task: Task, splits: Iterable[str]) -> str | None:

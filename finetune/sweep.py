@@ -13,6 +13,7 @@ from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from asa.families import family
+from asa.methods import OURS
 from asa.places import check_folder
 from asa.tokenizer import load_tokenizer
 from finetune import state
@@ -22,7 +23,7 @@ from finetune.facts import check_own, facts_of, is_begun, is_finished
 from finetune.lineage import check_unseen, run_of, seen
 from finetune.live import Board
 from finetune.loop import train
-from finetune.recipes import preset, resolved
+from finetune.recipes import merged, preset, resolved
 from finetune.run import Cell, Run
 from finetune.tasks.batches import Encoded, encode
 from finetune.tasks.facts import beyond, told
@@ -47,7 +48,7 @@ class Sweep:
         self.models = config.models
         self.tasks = tasks_of(config)
         self.cells = plan(given, list(self.tasks.values()))
-        notes = (*_seen(config.models.values(), self.tasks.values()), *_published(config))
+        notes = (*_seen(config.models.values(), self.tasks.values()), *_published(config, given))
         self.notes = list(dict.fromkeys(notes))
         self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
         # One of another request is refused before anything is trained.
@@ -174,10 +175,13 @@ def _seen(models: Iterable[Path], tasks: Iterable[Task]) -> Iterator[str]:
                 yield f"{task.name}: {folder} may have been trained on rows of its dev, which choose the epoch"
 
 
-def _published(config: FinetuneConfig) -> Iterator[str]:
-    """A line for each standard task on which methods attack as published, which may have been for another model."""
+def _published(config: FinetuneConfig, given: dict[str, Any]) -> Iterator[str]:
+    """A line for each standard task on which methods attack as published, which may have been for another model. Args:
+    given, the keys that files and flags say, which leave nothing of a preset where they say all of it."""
+    own = merged(given)
     for task in config.tasks if config.recipes else ():
-        if methods := [method for method in config.methods if preset(method, task)]:
+        known = [method for method in config.methods if method in OURS]
+        if methods := [method for method in known if merged(preset(method, task), own) != own]:
             yield (
                 f"{task}: {', '.join(methods)} as published for this task, of whatever model (configs/method/NAME.yaml"
                 " says which); flags and --config have the last word, --recipes false leaves it out"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from asa.methods import groups_read
+from asa.methods import OURS, groups_read
 
 _HEADS = {
     "mlm": "---\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n\n"
@@ -60,7 +60,7 @@ def _method(settings: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     yield "objective", settings["objective"]
     yield "method", method
     # One from outside may read all of them; what is given for it by name tells more than everybody's defaults.
-    groups = ("outside",) if ":" in method else groups_read(method)
+    groups = groups_read(method) if method in OURS else ("outside",)
     for group in (*groups, *(["rtd"] if settings["objective"] == "rtd" else [])):
         for name, value in settings.get(group, {}).items():
             yield f"{group}.{name}", Path(value).name if name == "generator" and value else value

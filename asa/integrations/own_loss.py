@@ -34,7 +34,7 @@ def refuse_loss(task: TaskModel, kind: Kind, inputs: Mapping[str, Any]) -> None:
     batch = to_batch(kind, inputs, totals(kind, [inputs]))
     with _as_it_was(model):
         output = model(**{**inputs, "labels": labels if labels.is_floating_point() else labels.long()})
-        theirs, logits = _named(output, "loss", 0), _named(output, "logits", 1)
+        theirs, logits = _loss(output), _logits(output, inputs, batch)
         shown = None if logits is None else _shown(logits, inputs, batch)
         # Without any label Hugging Face's is NaN.
         if theirs is None or logits is None or shown is None or theirs.numel() != 1 or not theirs.isfinite():
@@ -73,7 +73,9 @@ def _as_it_was(model: nn.Module) -> Generator[None]:
     """Put buffers and random states back, also those that were bound to other tensors, or to none."""
     held: list[dict[str, Tensor | None]] = [vars(part)["_buffers"] for part in model.modules()]
     kept = [(own, dict(own)) for own in held]
-    values = [(buffer, buffer.clone()) for own in held for buffer in own.values() if buffer is not None]
+    buffers = [buffer for own in held for buffer in own.values() if buffer is not None]
+    # One that was expanded nobody can write into.
+    values = [(buffer, buffer.clone()) for buffer in buffers if 0 not in buffer.stride()]
     python, array = random.getstate(), np.random.get_state()
     try:
         devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
@@ -91,19 +93,36 @@ def _as_it_was(model: nn.Module) -> Generator[None]:
                     buffer.copy_(value)
 
 
-def _named(output: Any, name: str, place: int) -> Tensor | None:
-    """Of what a forward with labels may return: names, or a tuple."""
-    if type(output) is not tuple:
-        found: Any = getattr(output, name, None)
-    else:
-        found = output[place] if len(output) > place else None  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+def _loss(output: Any) -> Tensor | None:
+    """As Hugging Face's Trainer finds it in what a forward with labels returns."""
+    found = _by_name(output, "loss")
+    if found is None:
+        found = next(iter(_in_order(output)), None)
     return found if isinstance(found, Tensor) else None
+
+
+def _logits(output: Any, inputs: Mapping[str, Any], batch: Batch) -> Tensor | None:
+    """Those that have a row for each label; None where there are none, as of a loss alone."""
+    for one in (_by_name(output, "logits"), *_in_order(output)[1:]):
+        if isinstance(one, Tensor) and _shown(one, inputs, batch) is not None:
+            return one
+    return None
+
+
+def _by_name(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, dict) else getattr(output, name, None)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def _in_order(output: Any) -> list[Any]:
+    return list(output) if isinstance(output, tuple | list) else []  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _shown(logits: Tensor, inputs: Mapping[str, Any], batch: Batch) -> Tensor | None:
     """The logits of which the task's loss would be made; None where there are none for each label."""
     if batch.positions is None:
-        return logits
+        wanted = batch.labels.shape
+        fits = logits.numel() == wanted.numel() if batch.kind == "regression" else logits.shape[:-1] == wanted
+        return logits if fits else None
     if logits.shape[:-1] == inputs["input_ids"].shape:
         return logits.flatten(0, -2)[batch.positions]
     return logits if len(logits) == len(batch.positions) else None  # ModernBERT may give these alone

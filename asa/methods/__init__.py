@@ -34,7 +34,17 @@ from asa.methods.vanilla import Vanilla
 from asa.methods.vat import VAT
 from asa.methods.yopo import YOPO
 
-__all__ = ["METHODS", "At", "Method", "MethodName", "MethodsConfig", "groups_read", "groups_unread", "source_sha256"]
+__all__ = [
+    "METHODS",
+    "OURS",
+    "At",
+    "Method",
+    "MethodName",
+    "MethodsConfig",
+    "groups_read",
+    "groups_unread",
+    "source_sha256",
+]
 
 METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
     "vanilla": lambda config: Vanilla(),
@@ -55,7 +65,7 @@ METHODS: dict[str, Callable[[MethodsConfig], Method]] = {
     "r_drop": lambda config: RDrop(config.r_drop),
     "creat": lambda config: CreAT(config.creat),
 }
-_OURS = frozenset(METHODS)
+OURS = frozenset(METHODS)  # and not what a user has put there, or named MODULE:BUILDER
 # The groups of settings of methods that do not read just the one of their own name.
 _GROUPS = {"vanilla": (), "asa_sparse": ("asa", "asa_sparse"), "asa_freelb": ("asa", "freelb")}
 
@@ -96,7 +106,7 @@ MethodName = Annotated[str, AfterValidator(_known)]  # a config field that names
 def groups_read(name: str) -> tuple[str, ...]:
     """The groups of MethodsConfig that a known method reads; all of them for one that is not of this package, which may
     read any. Told without building it, which may need files of its run."""
-    if name not in _OURS:
+    if name not in OURS:
         return tuple(field.name for field in dataclasses.fields(MethodsConfig))
     return _GROUPS.get(name, (name,))
 

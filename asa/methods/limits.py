@@ -45,7 +45,7 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
 def check_depth(method: Method, layers: int) -> None:
     """Raises RequestError where the method's settings are of a model with other layers than these."""
     check: Callable[[int], None] | None = getattr(method, "check_depth", None)
-    if check is not None:
+    if callable(check):
         check(layers)
 
 

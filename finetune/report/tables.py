@@ -1,7 +1,7 @@
 """Rows -> tables of text, the same for HTML and Markdown: one task, single runs, pre-training, what is left out."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from finetune.report import collect
@@ -88,19 +88,7 @@ def caveats(rows: list[Row]) -> str:
     notes = [f"{chosen}: the scored rows chose the epoch as well (paper_compat)."] if chosen else []
     if trained := ", ".join(row.run.name for row in rows if row.trained_by):
         notes.append(f"A file of the scored rows has trained {trained}.")
-    notes += [f"{model} began without trained weights of {what}, which others had." for model, what in _bare(rows)]
     return " ".join([*notes, *(f"{task} is not the whole published set: {what}." for task, what in parts)])
-
-
-def _bare(rows: list[Row]) -> Iterator[tuple[str, str]]:
-    """Models with the parts, such as a pooler, that were drawn for them alone: pre-training does not keep all of a
-    checkpoint's, and what is compared is more than the encoder then."""
-    drawn: dict[str, set[str]] = {}
-    for row in rows:
-        names = row.run.facts.get("new_weights", ())
-        drawn.setdefault(row.model, set()).update(str(name).rpartition(".")[0] for name in names)
-    common = set.intersection(*drawn.values()) if drawn else set[str]()
-    return ((model, ", ".join(sorted(parts - common))) for model, parts in drawn.items() if parts - common)
 
 
 def score_name(key: str) -> str:

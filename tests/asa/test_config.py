@@ -285,10 +285,11 @@ def test_an_empty_path_in_a_file_and_keys_that_are_none_name_their_flags(
 
 
 def test_help_is_given_beside_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        parse(Outer, ["--help", "--config", "none.yaml"], "prog")
-    assert exit_.value.code == 0
-    assert "Where apples lie." in capsys.readouterr().out
+    for argv in (["--help", "--config", "none.yaml"], ["--config", "none.yaml:x", "-h"], ["stray", "--help"]):
+        with pytest.raises(SystemExit) as exit_:
+            parse(Outer, argv, "prog")
+        assert exit_.value.code == 0
+        assert "Where apples lie." in capsys.readouterr().out
 
 
 def test_flags_have_the_last_word_over_files_wherever_they_stand(tmp_path: Path) -> None:

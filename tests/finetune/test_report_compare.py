@@ -22,7 +22,6 @@ from finetune.report.compare import comparisons, least_p
 from finetune.report.examples import parts
 from finetune.report.rows import Row, tuned_rows
 from finetune.report.svg import Picture, draw
-from finetune.report.tables import caveats
 from finetune.report.write import write
 from tests.finetune.test_report_tasks import predicted, put, tuned
 
@@ -337,18 +336,6 @@ def test_the_file_of_a_schedule_is_told_only_where_nothing_else_tells_runs_apart
     assert methods == {f"random_mask strategy={strategy}" for strategy in ("scheduled", "bernoulli")}
     scheduled(tmp_path / "c", "sst2", 0, "another")
     assert "random_mask strategy=scheduled schedule=another" in {row.method for row in rows_of(tmp_path)}
-
-
-def test_a_model_that_lacks_trained_parts_of_another_is_told(tmp_path: Path) -> None:
-    """The pooler, of an export of pre-training."""
-    head = ["classifier.weight", "classifier.bias"]
-    pooler = ["bert.pooler.dense.weight", "bert.pooler.dense.bias"]
-    tuned(tmp_path, "sst2", "vanilla", 0, 40, new_weights=head)
-    assert caveats(rows_of(tmp_path)) == ""
-    tuned(tmp_path / "b", "sst2", "vanilla", 0, 40, new_weights=[*pooler, *head], model="asa")
-    said = "asa began without trained weights of bert.pooler.dense, which others had."
-    assert caveats(rows_of(tmp_path)) == said
-    assert said in written(tmp_path, tmp_path / "report")[0]
 
 
 def test_tokens_that_look_like_a_formula_are_drawn_and_equal_panels_have_ids_of_their_own() -> None:

@@ -188,12 +188,15 @@ def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
     own = tmp_path / "own.csv"
     # Of a dev beside a test nothing is scored, but robustness may attack it; a file may be test and train.
     wanted = {("own", "clean"): {"dev"}, ("clean", "own"): {"test"}, ("", "own"): {"test"}, ("own", ""): {"test"}}
+    facts = find(run, "--models").run
     for (dev, test), found in wanted.items():
         paths = {"own": (own,), "clean": (clean,), "": ()}
         described: Any = TaskConfig(train=(clean,) if dev else (own,), dev=paths[dev], test=paths[test], label="y")
         one = load(described, FinetuneConfig(task=described, models={"any": tmp_path}, out=tmp_path))
-        facts = find(run, "--models").run
-        assert {split for split in ("dev", "test") if scored_ones(facts, one, [split])} == found
+        assert {split for split in ("train", "dev", "test") if scored_ones(facts, one, [split])} == found
+    described = TaskConfig(train=(clean,), dev=(own,), label="y")
+    compat = FinetuneConfig(task=described, models={"any": tmp_path}, out=tmp_path, paper_compat=True)
+    assert scored_ones(facts, load(described, compat), ["dev"]), "where test chooses, dev is that"
     with pytest.raises(RequestError, match="was trained on rows of added, whose dev is held out of them"):
         tasks_of(ScoreConfig(out=tmp_path, models=(run,), tasks=("added",)), [find(run, "--models")], tmp_path, "dev")
 

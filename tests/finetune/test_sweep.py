@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +174,18 @@ def test_a_task_of_your_own_beside_standard_ones_is_refused(given: Given) -> Non
 
 def test_methods_that_attack_as_published_for_a_task_are_told(given: Given) -> None:
     """FreeLB's settings for SST-2 are RoBERTa-large's, whatever model is trained."""
-    asked = from_dict(FinetuneConfig, given(tasks=["sst2", "rte"], methods=["vanilla", "freelb", "pgd", "r_drop"]))
-    lines = [line.partition(" as published for this task, of whatever model")[0] for line in _published(asked)]
-    assert lines == ["sst2: freelb, pgd", "rte: freelb, pgd"]
-    assert list(_published(replace(asked, methods=("vanilla", "r_drop")))) == []
-    assert list(_published(replace(asked, recipes=False))) == []
-    assert list(_published(from_dict(FinetuneConfig, given(methods=["freelb"])))) == [], "a task of one's own"
+
+    def lines(**keys: Any) -> list[str]:
+        wanted = given(**{"tasks": ["sst2", "rte"], "methods": ["vanilla", "freelb", "pgd", "r_drop"], **keys})
+        found = _published(from_dict(FinetuneConfig, wanted), wanted)
+        return [line.partition(" as published for this task, of whatever model")[0] for line in found]
+
+    assert lines() == ["sst2: freelb, pgd", "rte: freelb, pgd"]
+    said = {"radius": 0.1, "step_size": 0.1, "passes": 2, "start": 0.0}
+    assert lines(freelb=said) == ["sst2: pgd", "rte: pgd"], "nothing of the preset is left"
+    assert lines(freelb={"radius": 0.1}, methods=["freelb"]) == ["sst2: freelb", "rte: freelb"]
+    assert lines(methods=["vanilla", "r_drop"]) == lines(recipes=False) == lines(tasks=[]) == []
+    assert lines(methods=["tests.finetune.failing:Failing"]) == []
 
 
 def test_a_line_shows_splits_with_an_underscore_in_their_names() -> None:

@@ -146,24 +146,38 @@ class Tupled(BertForSequenceClassification):
     """With labels it returns a tuple, of which Hugging Face's Trainer takes the first for the loss."""
 
     factor = 1.0
+    given: Any = None
 
     def forward(self, labels: Any = None, **inputs: Any) -> Any:  # type: ignore[override]
-        output: Any = super().forward(labels=labels, **inputs)
-        return output if labels is None else (self.factor * output.loss, output.logits)
+        output: Any = super().forward(labels=labels, output_hidden_states=True, **inputs)
+        return output if labels is None else self.given(self.factor * output.loss, output)
 
 
-def test_a_loss_in_a_tuple_is_looked_at_too() -> None:
+RETURNED: dict[str, Callable[[Tensor, Any], Any]] = {
+    "a tuple": lambda loss, output: (loss, output.logits),
+    "a list": lambda loss, output: [loss, output.logits],
+    "a dict": lambda loss, output: {"loss": loss, "logits": output.logits},
+    "states before": lambda loss, output: (loss, output.hidden_states, output.hidden_states[-1], output.logits),
+}
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("name", RETURNED)
+def test_a_loss_is_looked_at_however_it_is_returned(name: str, learns: bool) -> None:
     model = made(Tupled)
+    model.requires_grad_(learns)
+    model.given = RETURNED[name]
     look(model, batch_of(model))
     model.factor = 2.0
     with pytest.raises(RequestError, match=OWN):
         look(model, batch_of(model))
 
 
-def test_a_model_that_learns_nothing_is_looked_at_by_value() -> None:
+def test_a_loss_beside_no_logits_is_not() -> None:
     model = made(Tupled)
-    model.requires_grad_(requires_grad=False)
-    look(model, batch_of(model))
+    for given in (lambda loss, output: (loss, output.hidden_states[-1]), lambda loss, output: (loss,)):
+        model.given = given
+        look(model, batch_of(model))
 
 
 def test_a_loss_of_log_probabilities_is_looked_at_behind_them() -> None:
@@ -264,6 +278,13 @@ class Balancing(BertForSequenceClassification):
             return output
         self.balance += F.one_hot(labels, 3).sum(0)
         return replace(output, loss=F.cross_entropy(output.logits, labels, weight=self.balance))
+
+
+def test_a_buffer_that_was_expanded_may_hold_what_equals_nothing() -> None:
+    model = made(Changing)
+    model.prior = torch.full((1,), torch.nan).expand(3)
+    look(model, batch_of(model))
+    assert model.prior.isnan().all()
 
 
 def test_a_refusal_leaves_buffers_too() -> None:
