@@ -89,7 +89,7 @@ def _as_it_was(model: nn.Module) -> Generator[None]:
             own.update(before)
         with torch.no_grad():
             for buffer, value in values:
-                if not torch.equal(buffer, value):  # one that was expanded cannot be written
+                if not torch.equal(buffer, value):
                     buffer.copy_(value)
 
 
@@ -102,11 +102,10 @@ def _loss(output: Any) -> Tensor | None:
 
 
 def _logits(output: Any, inputs: Mapping[str, Any], batch: Batch) -> Tensor | None:
-    """Those that have a row for each label; None where there are none, as of a loss alone."""
-    for one in (_by_name(output, "logits"), *_in_order(output)[1:]):
-        if isinstance(one, Tensor) and _shown(one, inputs, batch) is not None:
-            return one
-    return None
+    """Those that have a row for each label; None where there are none, as of a loss alone, or several."""
+    given = (_by_name(output, "logits"), *_in_order(output)[1:])
+    found = [one for one in given if isinstance(one, Tensor) and _shown(one, inputs, batch) is not None]
+    return found[0] if len(found) == 1 else None
 
 
 def _by_name(output: Any, name: str) -> Any:

@@ -173,9 +173,13 @@ def test_a_loss_is_looked_at_however_it_is_returned(name: str, learns: bool) -> 
         look(model, batch_of(model))
 
 
-def test_a_loss_beside_no_logits_is_not() -> None:
+def test_a_loss_beside_no_logits_or_what_may_be_other_ones_is_not() -> None:
     model = made(Tupled)
-    for given in (lambda loss, output: (loss, output.hidden_states[-1]), lambda loss, output: (loss,)):
+    for given in (
+        lambda loss, output: (loss, output.hidden_states[-1]),
+        lambda loss, output: (loss,),
+        lambda loss, output: (loss, output.hidden_states[-1][:, 0], output.logits),
+    ):
         model.given = given
         look(model, batch_of(model))
 
