@@ -48,6 +48,8 @@ class AdversarialTrainer(TypedTrainer):
       torch_compile, use_liger_kernel: they replace the forward passes that perturbations reach by hooks.
       compute_loss_func, label_smoothing_factor, an overridden compute_loss, a loss of the model's own in its forward:
         the method makes the loss.
+      a forward whose labels have no default: methods do not give them.
+      without bf16 or fp16, a model under the autocast of an earlier trainer: it would be trained in half precision.
       neftune_noise_alpha: each pass would draw its own noise, and a divergence between passes would measure that.
       torch_empty_cache_steps: there is no one place between forward and backward.
       optim lomo, adalomo and the layerwise ones: they update during backward, of which a method may do several.
