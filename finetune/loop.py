@@ -32,7 +32,7 @@ from finetune.predictions import FOLDER, Predictions, predict, save_predictions,
 from finetune.run import Cell
 from finetune.state import Best, Progress, Saver
 from finetune.tasks.batches import Encoded, steps_per_epoch, training_rows, window
-from finetune.tasks.task import Task
+from finetune.tasks.task import Task, scored
 from finetune.together import Alone, agreed, alone, record_of
 
 T = TypeVar("T")
@@ -270,9 +270,8 @@ def _finish(session: Session, best: Best) -> dict[str, Any]:
 def _final(session: Session, folder: Path) -> dict[str, float]:
     """Predict every split but those of training and choice, keep the logits, score those with labels."""
     scores: dict[str, float] = {}
-    for name, data in session.data.items():
-        if name in ("train", "dev"):
-            continue
+    for name in scored(session.data):
+        data = session.data[name]
         found = _predicted(session, data)
         dist.on_main(partial(save_predictions, folder / f"{name}.npz", stored(found, session.task, name)))
         if data.gold is not None:

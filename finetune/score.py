@@ -22,7 +22,7 @@ from finetune.lineage import scored_ones, told
 from finetune.metrics import score
 from finetune.predictions import FOLDER, Predictions, predict, save_predictions, stored
 from finetune.saved import Saved, device, encoded, find, kept, length_of, module_of, replaceable, tasks_of
-from finetune.tasks.task import Task
+from finetune.tasks.task import Task, scored
 
 FLAG = "--models (the first arguments)"
 
@@ -55,7 +55,7 @@ def score_all(config: ScoreConfig) -> None:
         if one.folder not in done:
             replaceable(one.folder, "score")
     for one in pairs:
-        if note := told(one.saved.folder, one.saved.run, one.task, scored(one.task)):
+        if note := told(one.saved.folder, one.saved.run, one.task, scored(one.task.splits)):
             print(note, flush=True)
     for saved in models:
         mine = [one for one in pairs if one.saved is saved]
@@ -89,11 +89,6 @@ def pair(saved: Saved, task: Task, config: ScoreConfig) -> Pair:
     return Pair(saved, task, places, config.out / task.name / saved.name)
 
 
-def scored(task: Task) -> list[str]:
-    """Every split but those of training and choice."""
-    return [name for name in task.splits if name not in ("train", "dev")]
-
-
 def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
     """The start line of a record: of the model's run all by which the report tells runs apart."""
     saved, task = one.saved, one.task
@@ -119,7 +114,7 @@ def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
         },
         "models": saved.run.get("models", []),
         **({"partial": task.facts["partial"]} if task.facts.get("partial") else {}),
-        **({"scored_rows_trained": True} if scored_ones(saved.run, task, scored(task)) else {}),
+        **({"scored_rows_trained": True} if scored_ones(saved.run, task, scored(task.splits)) else {}),
         **({"adversary": saved.run["adversary"]} if "adversary" in saved.run else {}),
         "environment": record.environment(),
     }
@@ -132,7 +127,7 @@ def score_one(one: Pair, module: TaskModel, config: ScoreConfig, facts: dict[str
     end: dict[str, Any] = {}
     known: dict[Any, np.ndarray] = {}
     with closing(Record(one.folder, {**facts, "command": sys.argv})) as log:
-        for split in scored(one.task):
+        for split in scored(one.task.splits):
             rows = one.task.splits[split]
             found = _predicted(one, split, module, config, known)
             save_predictions(one.folder / FOLDER / f"{split}.npz", stored(found, one.task, split))

@@ -34,20 +34,20 @@ def refuse_loss(task: TaskModel, kind: Kind, inputs: Mapping[str, Any]) -> None:
     batch = to_batch(kind, inputs, totals(kind, [inputs]))
     with _as_it_was(model):
         output = model(**{**inputs, "labels": labels if labels.is_floating_point() else labels.long()})
-        theirs, logits = _loss(output), _logits(output, inputs, batch)
-        shown = None if logits is None else _shown(logits, inputs, batch)
+        theirs, found = _loss(output), _logits(output, inputs, batch)
         # Without any label Hugging Face's is NaN.
-        if theirs is None or logits is None or shown is None or theirs.numel() != 1 or not theirs.isfinite():
+        if theirs is None or found is None or theirs.numel() != 1 or not theirs.isfinite():
             return
+        logits, shown = found
         theirs, ours = theirs.reshape(()), task_loss(Output(shown), batch)
         if not _near(theirs, ours):
-            found = f"{theirs:.4g} where the task's is {ours:.4g}"
+            other = f"{theirs:.4g} where the task's is {ours:.4g}"
         elif not _pull_alike(theirs, ours, logits, batch.total_labels):
-            found = f"{theirs:.4g} as the task's, but its gradient is another"
+            other = f"{theirs:.4g} as the task's, but its gradient is another"
         else:
             return
     raise RequestError(
-        f"{type(model).__name__}.forward makes a loss of its own ({found}), and methods train on the task's; leave it"
+        f"{type(model).__name__}.forward makes a loss of its own ({other}), and methods train on the task's; leave it"
         " out, or train with Hugging Face's Trainer"
     )
 
@@ -101,10 +101,12 @@ def _loss(output: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def _logits(output: Any, inputs: Mapping[str, Any], batch: Batch) -> Tensor | None:
-    """Those that have a row for each label; None where there are none, as of a loss alone, or several."""
+def _logits(output: Any, inputs: Mapping[str, Any], batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """Those that have a row for each label, whole and as `_shown`; None where there are none, as of a loss alone, or
+    several."""
     given = (_by_name(output, "logits"), *_in_order(output)[1:])
-    found = [one for one in given if isinstance(one, Tensor) and _shown(one, inputs, batch) is not None]
+    looked = [(one, _shown(one, inputs, batch)) for one in given if isinstance(one, Tensor)]
+    found = [(logits, shown) for logits, shown in looked if shown is not None]
     return found[0] if len(found) == 1 else None
 
 

@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
     low: float
     high: float
     p_examples: float
-    bare: tuple[str, ...] = ()  # of its runs, those without predictions of the examples that most have
+    bare: tuple[str, ...]  # of its runs, those without predictions of the examples that most have
 
 
 class Tested(NamedTuple):

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from finetune.tasks.split import repeated
-from finetune.tasks.task import Choices, Kind, Split, Task, Text
+from finetune.tasks.task import Choices, Kind, Split, Task, Text, scored
 
 NOTES = {
     "repeated": "also among the training rows",
@@ -67,10 +67,8 @@ def _chosen(splits: dict[str, Split]) -> dict[str, int]:
     dev = splits.get("dev")
     if dev is None or dev is splits["test"]:
         return {}
-    scored = {
-        name: split for name, split in splits.items() if name not in ("train", "dev") and split.labels is not None
-    }
-    counts = {name: repeated(split, dev) for name, split in scored.items()}
+    labelled = [name for name in scored(splits) if splits[name].labels is not None]
+    counts = {name: repeated(splits[name], dev) for name in labelled}
     return {name: count for name, count in counts.items() if count}
 
 

@@ -1,5 +1,6 @@
 """What a loaded task is: rows of text and labels, split by split."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -39,3 +40,8 @@ class Task:
     splits: dict[str, Split]
     sha256: str
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def scored(splits: Iterable[str]) -> list[str]:
+    """Of a task's splits those that are scored: all but what trains and what chooses."""
+    return [name for name in splits if name not in ("train", "dev")]
