@@ -55,6 +55,14 @@ def encoder_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
     return hashlib.sha256(backend.to_str().encode()).hexdigest()
 
 
+def rows_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of everything that decides a tokenized text: that of `encoder_sha256`, what is cut and what is returned."""
+    fast: Any = tokenizer
+    others = [fast.__class__.__name__, fast.truncation_side, fast.model_input_names, fast.pad_token_type_id]
+    hashes = [encoder_sha256(fast), vocab_sha256(tokenizer)]
+    return hashlib.sha256(json.dumps([*hashes, *others]).encode()).hexdigest()
+
+
 def vocab_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of the token -> id table and the special tokens: equal hashes mean equal ids for equal text pieces."""
     table = {"vocab": tokenizer.get_vocab(), "special": tokenizer.special_tokens_map}

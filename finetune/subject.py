@@ -58,7 +58,7 @@ def prepare(name: str, saved: Saved, task: Task, config: RobustnessConfig) -> Su
     data = encoded(saved, task, config.split, config.length, flag)
     assert data.labels is not None
     if places:
-        data = replace(data, labels=[torch.tensor(places.index(int(label))) for label in data.labels])
+        data = replace(data, labels=torch.tensor([places.index(int(label)) for label in data.labels]))
     found = predict(module, data, config.batch, device())
     found.check()
     assert data.labels is not None

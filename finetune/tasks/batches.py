@@ -1,43 +1,44 @@
 """Texts -> batches. Which rows a training batch holds is a pure function of (seed, step)."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from asa.batch import IGNORE, Batch
 from asa.tokenizer import for_words
+from finetune.tasks.ragged import Ragged
 from finetune.tasks.task import Choices, Kind, Label, Split, Text
 
 # B rows, C choices, L length
 
 STRETCH = 50  # batches, at most, whose rows are sorted by length together
 STRETCHES = 4  # at least, where there are as many batches: with one, the same rows would meet in every epoch
+CHUNK = 4096  # texts that a tokenizer gets at once: what it returns takes a hundred times the memory of their ids
 NOTHING = 2**60  # a divisor after which a loss and its gradients are lost in those of real rows
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A tokenized split. columns: what the model takes, per row one tensor of token ids (or the like), L, or CL of the
-    row's own answers.
+    """A tokenized split. columns: what the model takes, token ids or the like: L of each row, or of each answer of each
+    row.
 
-    padding: the value each column is padded with. labels: per row what its loss takes, None where it has none.
-    gold: the labels as the task has them. answers: of each row of kind choice, the number of its real answers. cut: of
-    kind token, the words for which `length` leaves no place.
+    padding: the value each column is padded with. labels: what the loss takes, R or L of each row; None where there are
+    none. gold: the labels as the task has them. answers: of each row of kind choice, the number of its real answers.
+    cut: of kind token, the words for which `length` leaves no place.
     """
 
     kind: Kind
-    columns: dict[str, list[Tensor]]
+    columns: dict[str, Ragged]
     padding: dict[str, int]
-    labels: list[Tensor] | None
+    labels: Ragged | Tensor | None
     gold: list[Label] | None
     answers: list[int]
     cut: int = 0
@@ -45,17 +46,28 @@ class Encoded:
     def batch(self, rows: Sequence[int] | np.ndarray, step: Sequence[int] | np.ndarray | None = None) -> Batch:
         """The rows padded to the longest of them, and to the most answers. Args: step, all rows of the optimizer step,
         over which losses are means; None: these are all."""
-        inputs = {
-            name: _padded([column[row] for row in rows], self.padding[name]) for name, column in self.columns.items()
-        }
+        inputs = {name: self._column(name, rows) for name in self.columns}
         labels = self._labels(rows, inputs["input_ids"].shape[-1])
         sequences, units = self._totals(rows if step is None else step)
         return Batch(self.kind, inputs, labels, total_rows=sequences, total_labels=units)
 
+    def _column(self, name: str, rows: Sequence[int] | np.ndarray) -> Tensor:
+        """BL, or BCL."""
+        column, value = self.columns[name], self.padding[name]
+        if not self.answers:
+            return column.padded(rows, value)
+        return _stacked([column.padded(range(*self._answers[row]), value) for row in rows], value)
+
+    @cached_property
+    def _answers(self) -> np.ndarray:
+        """R2: the first of a row's answers, and what is behind its last."""
+        ends_R = np.cumsum(self.answers)
+        return np.stack([ends_R - self.answers, ends_R], axis=1)
+
     def _totals(self, rows: Sequence[int] | np.ndarray) -> tuple[int, int]:
         """Sequences that pass the encoder, and labelled units, at least 1."""
-        sequences = sum(self.columns["input_ids"][row][..., 0].numel() for row in rows)
-        if self.kind != "token" or self.labels is None:
+        sequences = sum(self.answers[row] for row in rows) if self.answers else len(rows)
+        if not isinstance(self.labels, Ragged):
             return sequences, len(rows)
         return sequences, max(1, sum(int((self.labels[row] != IGNORE).sum()) for row in rows))
 
@@ -63,12 +75,13 @@ class Encoded:
         if self.labels is None:
             shape = (len(rows), length) if self.kind == "token" else (len(rows),)
             return torch.full(shape, 0 if self.kind != "token" else IGNORE)
-        chosen = [self.labels[row] for row in rows]
-        return _padded(chosen, IGNORE) if self.kind == "token" else torch.stack(chosen)
+        return self.labels.padded(rows, IGNORE) if isinstance(self.labels, Ragged) else self.labels[list(rows)]
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        return np.array([ids.shape[-1] for ids in self.columns["input_ids"]])
+        """Of each row, or of the longest of its answers."""
+        lengths = self.columns["input_ids"].lengths_R
+        return np.maximum.reduceat(lengths, self._answers[:, 0]) if self.answers else lengths
 
     @cached_property
     def order(self) -> Callable[..., list[np.ndarray]]:
@@ -76,13 +89,11 @@ class Encoded:
         return lru_cache(maxsize=1)(partial(_order, self.lengths))
 
     def __len__(self) -> int:
-        return len(self.columns["input_ids"])
+        return len(self.answers or self.columns["input_ids"])
 
 
-def _padded(rows: list[Tensor], value: int) -> Tensor:
-    """Rows of L, or of CL, to the largest C and L among them."""
-    if rows[0].dim() == 1:
-        return pad_sequence(rows, batch_first=True, padding_value=value)
+def _stacked(rows: list[Tensor], value: int) -> Tensor:
+    """Rows of CL, padded to the largest C and L among them."""
     longest, most = max(row.shape[-1] for row in rows), max(row.shape[0] for row in rows)
     missing = [(0, longest - row.shape[-1], 0, most - row.shape[0]) for row in rows]
     return torch.stack([F.pad(row, gap, value=value) for row, gap in zip(rows, missing, strict=True)])
@@ -90,25 +101,21 @@ def _padded(rows: list[Tensor], value: int) -> Tensor:
 
 def encode(kind: Kind, split: Split, tokenizer: PreTrainedTokenizerBase, length: int) -> Encoded:
     """Tokenize a split, cut to `length` tokens: the longer segment of a pair first, words that do not fit left out."""
-    labels: list[Tensor] | None = None
+    labels: Ragged | Tensor | None = None
     answers: list[int] = []
-    if kind == "choice":
-        columns, answers = _choices(split, tokenizer, length)
-    elif kind == "token":
+    cut = 0
+    if kind == "token":
         columns, labels = _words(split, tokenizer, length)
+        cut = sum(map(len, split.texts)) - int((labels.numbers_N != IGNORE).sum())
+    elif kind == "choice":
+        answers = [len(text) for text in split.texts]
+        columns = _segments([_text(answer) for text in split.texts for answer in text], tokenizer, length)  # type: ignore[arg-type]
     else:
         columns = _segments([_text(text) for text in split.texts], tokenizer, length)
     if split.labels is not None and kind != "token":
-        dtype = torch.float32 if kind == "regression" else torch.int64
-        labels = [torch.tensor(label, dtype=dtype) for label in split.labels]
+        labels = torch.tensor(split.labels, dtype=torch.float32 if kind == "regression" else torch.int64)
     padding = {name: _padding(tokenizer, name) for name in columns}
-    cut = sum(map(len, split.texts)) - _marks(labels) if kind == "token" else 0
     return Encoded(kind, columns, padding, labels, split.labels, answers, cut)
-
-
-def _marks(labels: list[Tensor] | None) -> int:
-    """Words that have kept a place for their label."""
-    return sum(int((row != IGNORE).sum()) for row in labels or [])
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase, column: str) -> int:
@@ -121,32 +128,24 @@ def _text(text: Text | Choices) -> tuple[str, ...]:
     return text  # type: ignore[return-value]
 
 
-def _segments(texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, length: int) -> dict[str, list[Tensor]]:
-    first = [text[0] for text in texts]
-    second = [text[1] for text in texts] if texts and len(texts[0]) == 2 else None
-    table = tokenizer(first, second, truncation="longest_first", max_length=length)
-    return {name: [torch.tensor(ids) for ids in column] for name, column in table.items()}
+def _segments(texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, length: int) -> dict[str, Ragged]:
+    parts = []
+    for at in range(0, len(texts), CHUNK):
+        first, *second = zip(*texts[at : at + CHUNK], strict=True)
+        pair = list(second[0]) if second else None
+        parts.append(_ragged(tokenizer(list(first), pair, truncation="longest_first", max_length=length)))
+    return _joined(parts)
 
 
-def _choices(
-    split: Split, tokenizer: PreTrainedTokenizerBase, length: int
-) -> tuple[dict[str, list[Tensor]], list[int]]:
-    """Per row a tensor of its answers, padded to the longest of them; and the number of its answers."""
-    answers = [len(text) for text in split.texts]
-    flat = _segments([_text(answer) for text in split.texts for answer in text], tokenizer, length)  # type: ignore[arg-type]
-    ends = list(accumulate(answers))
-    return {
-        name: [
-            _padded(column[end - number : end], _padding(tokenizer, name))
-            for end, number in zip(ends, answers, strict=True)
-        ]
-        for name, column in flat.items()
-    }, answers
+def _ragged(table: Mapping[str, Any]) -> dict[str, Ragged]:
+    return {name: Ragged.of(column) for name, column in table.items()}
 
 
-def _words(
-    split: Split, tokenizer: PreTrainedTokenizerBase, length: int
-) -> tuple[dict[str, list[Tensor]], list[Tensor] | None]:
+def _joined(parts: Sequence[Mapping[str, Ragged]]) -> dict[str, Ragged]:
+    return {name: Ragged.joined([part[name] for part in parts]) for name in parts[0]}
+
+
+def _words(split: Split, tokenizer: PreTrainedTokenizerBase, length: int) -> tuple[dict[str, Ragged], Ragged]:
     """A word's label stands at its first token; the others and the special tokens have none. Too long a row loses its
     last words, whichever the tokenizer cuts otherwise: they are those without a prediction."""
     tokenizer = for_words(tokenizer)
@@ -154,20 +153,21 @@ def _words(
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.truncation_side = "right"
     words = _visible(split, tokenizer)
-    table = tokenizer(words, is_split_into_words=True, truncation=True, max_length=length)
-    columns = {name: [torch.tensor(ids) for ids in column] for name, column in table.items()}
-    labels = []
-    for row in range(len(split)):
-        places, before = table.word_ids(row), None
-        wanted = split.labels[row] if split.labels is not None else [0] * len(split.texts[row])
-        assert isinstance(wanted, list)
-        marks = []
-        for word in places:
-            marks.append(IGNORE if word is None or word == before else wanted[word])
-            before = word
-        labels.append(torch.tensor(marks))
     # Rows without labels have marks as well: they say where a prediction is read off.
-    return columns, labels
+    wanted: Any = split.labels or [[0] * len(text) for text in split.texts]
+    parts, marks = [], []
+    for at in range(0, len(words), CHUNK):
+        table = tokenizer(words[at : at + CHUNK], is_split_into_words=True, truncation=True, max_length=length)
+        parts.append(_ragged(table))
+        rows = wanted[at : at + CHUNK]
+        marks.append(Ragged.of([_marks(table.word_ids(row), labels) for row, labels in enumerate(rows)]))
+    return _joined(parts), Ragged.joined(marks)
+
+
+def _marks(places: Sequence[int | None], labels: Sequence[int]) -> list[int]:
+    """Of each token the label of the word that begins there. Args: places, of each token the number of its word."""
+    pairs = zip(places, [None, *places[:-1]], strict=True)
+    return [IGNORE if word is None or word == before else labels[word] for word, before in pairs]
 
 
 def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> list[list[str]]:

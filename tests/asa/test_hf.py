@@ -1,5 +1,6 @@
 """Hugging Face folders: what is refused, what a vocabulary's hash sees, heads that a checkpoint lacks."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
 from asa import hf
 from asa.batch import Kind
 from asa.errors import RequestError
-from asa.tokenizer import for_words, load_tokenizer, vocab_sha256
+from asa.tokenizer import for_words, load_tokenizer, rows_sha256, vocab_sha256
 from tests.asa.conftest import KINDS, tiny_bert, tiny_tokenizer
 
 
@@ -30,6 +31,18 @@ def test_the_hash_differs_for_other_words_other_order_and_other_special_tokens()
     tokenizers.append(tiny_tokenizer())
     tokenizers[-1].mask_token = "one"
     assert len({vocab_sha256(tokenizer) for tokenizer in tokenizers}) == 4
+
+
+def test_the_hash_of_rows_differs_for_all_that_makes_other_rows(tokenizer: PreTrainedTokenizerFast) -> None:
+    others = [copy.deepcopy(tokenizer) for _ in range(4)]
+    others[0].truncation_side = "left"
+    others[1].model_input_names = ["input_ids"]
+    others[2].mask_token = "one"
+    others[3].backend_tokenizer.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
+    hashes = {rows_sha256(one) for one in (tokenizer, *others)}
+    assert len(hashes) == 5
+    tokenizer("one two", truncation=True, max_length=4)
+    assert rows_sha256(tokenizer) in hashes
 
 
 def test_the_hash_outlives_saving_and_loading(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:

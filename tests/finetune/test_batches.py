@@ -23,6 +23,7 @@ from finetune.model import build, engine_of
 from finetune.predictions import predict
 from finetune.run import Run
 from finetune.tasks.batches import Encoded, encode, evaluation_batches, steps_per_epoch, training_rows, window
+from finetune.tasks.ragged import Ragged
 from finetune.tasks.task import Kind, Split
 from tests.finetune.conftest import WORDS, Make, small_task
 
@@ -130,7 +131,7 @@ def test_an_epoch_holds_every_row_once_and_one_batch_is_smaller(train: Encoded, 
 
 def spaced(rows: int) -> Encoded:
     """Rows of all lengths."""
-    ids = {"input_ids": [torch.zeros(1 + n) for n in range(rows)]}
+    ids = {"input_ids": Ragged.of([[0] * (1 + n) for n in range(rows)])}
     return Encoded("classification", ids, {"input_ids": 0}, labels=None, gold=None, answers=[])
 
 
@@ -250,3 +251,17 @@ def test_evaluation_sees_every_row_once_whatever_the_batch_size(train: Encoded) 
     assert [batch.total_labels for _, batch in seen] == [7, 7, 7, 3]
     unlabelled = replace(train, labels=None, gold=None)
     assert sum(len(batch.labels) for _, batch in evaluation_batches(unlabelled, 7)) == 24
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_the_same_however_many_texts_a_tokenizer_gets_at_once(
+    kind: Kind, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = encoded(kind, model_folder)
+    monkeypatch.setattr("finetune.tasks.batches.CHUNK", 5)
+    parts = encoded(kind, model_folder)
+    assert parts.cut == whole.cut
+    for (_, one), (_, two) in zip(evaluation_batches(whole, 7), evaluation_batches(parts, 7), strict=True):
+        assert torch.equal(one.labels, two.labels)
+        assert one.inputs.keys() == two.inputs.keys()
+        assert all(torch.equal(column, two.inputs[name]) for name, column in one.inputs.items())

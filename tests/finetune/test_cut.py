@@ -1,6 +1,7 @@
 """Words for which --length leaves no place: they are counted, told, and scored as what no model has looked at."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,19 @@ def test_words_beyond_the_length_are_counted_told_and_scored_as_o(
     assert lines[-1]["test_accuracy"] == pytest.approx(hits / 8)
 
 
-def test_splits_are_encoded_once_when_their_first_run_is_made_and_told_once(
+def test_splits_are_encoded_once_for_models_that_read_alike_when_the_first_run_is_made_and_told_once(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[str] = []
     monkeypatch.setattr("finetune.sweep.encode", lambda *rest: (seen.append("encode"), encode(*rest))[1])
     monkeypatch.setattr("finetune.sweep.train", lambda *rest: (seen.append("train"), train(*rest))[1])
     asked = given(task=cut_task(tmp_path, json.dumps({"words": [*"abcdefg", "red"], "tags": ["O"] * 7 + ["y"]})))
-    models = dict.fromkeys(("one", "two"), asked["models"]["tiny"])
+    other = shutil.copytree(asked["models"]["tiny"], tmp_path / "other")
+    said = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps({**said, "truncation_side": "left"}))
+    models = {**dict.fromkeys(("one", "two"), asked["models"]["tiny"]), "other": other}
     sweep({**asked, "models": models, "seeds": [0, 1], "length": LENGTH, "max_steps": 1, "batch": 4})
-    assert seen == [*["encode"] * 3, "train"] * 2 + ["train"] * 2
+    assert seen == [*["encode"] * 3, "train", "train"] + [*["encode"] * 3, "train"] + ["train"] * 3
     told = [line for line in capsys.readouterr().out.splitlines() if "beyond" in line]
     assert told == [f"own: {TOLD.format(name)}" for name in models]
 

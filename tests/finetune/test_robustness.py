@@ -256,7 +256,8 @@ def test_classes_without_names_in_common_are_mapped(asked: dict[str, Any], model
     labels = task.splits["train"].labels
     assert labels is not None
     # The task's red, green, blue are the model's vert, bleu, rouge.
-    assert [int(label) for label in one.data.labels or []] == [[1, 2, 0][int(label)] for label in labels]  # type: ignore[arg-type]
+    assert one.data.labels is not None
+    assert [int(label) for label in one.data.labels] == [[1, 2, 0][int(label)] for label in labels]  # type: ignore[arg-type]
 
 
 def test_summaries_are_plain_medians() -> None:
