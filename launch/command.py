@@ -79,14 +79,16 @@ def environment(nproc: int, hub: bool = False) -> dict[str, str]:
 
     Args: nproc, processes on one machine; hub tells that the command reads from the Hugging Face hub.
     """
-    settings = {**({} if hub else {"HF_HUB_OFFLINE": "1"}), "TOKENIZERS_PARALLELISM": "false"}
+    settings = {} if hub else {"HF_HUB_OFFLINE": "1"}
+    # The caller's own number is kept, since another command may share the cores and too many threads make both crawl;
+    # that of a surrounding rank is torchrun's.
+    own = os.environ.get("OMP_NUM_THREADS") if not {"RANK", "LOCAL_RANK"} & os.environ.keys() else None
+    threads = own or str(max(1, cores() // nproc))
+    # Tokenizers take every core unless told; said outright, they do not warn of forks, which have no use for them here.
+    settings |= {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": threads}
     # DeepSpeed calls collectives that torch is about to rename, and torch says so on every rank.
     settings["PYTHONWARNINGS"] = "ignore::FutureWarning:torch.distributed.c10d_logger"
     if not torch.cuda.is_available():
-        # The caller's own number is kept, since another command may share the cores and too many threads make both
-        # crawl; that of a surrounding rank is torchrun's.
-        own = os.environ.get("OMP_NUM_THREADS") if not {"RANK", "LOCAL_RANK"} & os.environ.keys() else None
-        threads = own or str(max(1, cores() // nproc))
         settings |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": threads}
         # Every step frees and asks again for the same large buffers. Kept in the heap they cost no page faults, which
         # were a third of a step.

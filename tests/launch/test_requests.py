@@ -234,11 +234,19 @@ def test_the_callers_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("launch.command.cores", lambda: 8)
     for name in ("OMP_NUM_THREADS", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert environment(2)["OMP_NUM_THREADS"] == "4"
+    names = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")  # torch's, and the tokenizers'
+
+    def threads() -> list[str]:
+        return [environment(2)[name] for name in names]
+
+    assert threads() == ["4", "4"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert environment(2)["OMP_NUM_THREADS"] == "3"
+    assert threads() == ["3", "3"]
     monkeypatch.setenv("RANK", "0")  # then it is torchrun's
-    assert environment(2)["OMP_NUM_THREADS"] == "4"
+    assert threads() == ["4", "4"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert environment(4).get("OMP_NUM_THREADS") is None
+    assert environment(4)["RAYON_NUM_THREADS"] == "2"
 
 
 def test_machines_that_pdsh_does_not_reach_are_refused(
