@@ -27,7 +27,11 @@ def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
 
 def for_words(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """A tokenizer for lists of words: a byte-level one such as RoBERTa's reads each word with the space before it that
-    it has inside a sentence, and is saved so; any other is returned as it is."""
+    it has inside a sentence, and is saved so; any other is returned as it is. Raises: RequestError for one written in
+    Python, which does not tell which word a token is of."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        name = type(tokenizer).__name__
+        raise RequestError(f"{name} cannot tell the words of its tokens; give models with a fast tokenizer by --models")
     fast: Any = tokenizer
     if "ByteLevel" not in str(fast.backend_tokenizer.pre_tokenizer):
         return tokenizer
@@ -47,19 +51,26 @@ def ids_of(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def encoder_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Hash of everything that decides the ids of a text: normalisation, splitting, merges. Not of truncation and
-    padding, which rows do not follow."""
+    """Hash of everything that decides the ids of a text without special tokens in it: normalisation, splitting, merges.
+    Not of truncation and padding, which rows do not follow."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
     return hashlib.sha256(backend.to_str().encode()).hexdigest()
 
 
-def rows_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of everything that decides a tokenized text: that of `encoder_sha256`, what is cut and what is returned."""
+def reader_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Hash of everything that decides what is made of a text: beside `encoder_sha256` whether special tokens in it are
+    words, what is cut and what is returned."""
     fast: Any = tokenizer
-    others = [fast.__class__.__name__, fast.truncation_side, fast.model_input_names, fast.pad_token_type_id]
-    hashes = [encoder_sha256(fast), vocab_sha256(tokenizer)]
+    others = [
+        fast.__class__.__name__,
+        fast.split_special_tokens,
+        fast.truncation_side,
+        fast.model_input_names,
+        fast.pad_token_type_id,
+    ]
+    hashes = [encoder_sha256(tokenizer), vocab_sha256(tokenizer)]
     return hashlib.sha256(json.dumps([*hashes, *others]).encode()).hexdigest()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from asa import dist, hf, record
 from asa.adversary import FILE as ADVERSARY_FILE
@@ -16,7 +16,7 @@ from asa.errors import RequestError, WorkError
 from asa.families import family
 from asa.methods import OURS
 from asa.places import check_folder
-from asa.tokenizer import load_tokenizer, rows_sha256
+from asa.tokenizer import load_tokenizer, reader_sha256
 from finetune import state
 from finetune.claims import claimed
 from finetune.config import FinetuneConfig, check
@@ -59,15 +59,16 @@ class Sweep:
                 check_own(cell.folder)
         self._alike: dict[str, PreTrainedTokenizerBase] = {}
         self._tokenizer = functools.cache(self._load_tokenizer)
-        # The splits of one task for every model and length; the runs of a task come one after the other.
-        ways = {(cell.run.model, cell.config.length) for cell in self.cells}
-        self._encoded = functools.lru_cache(maxsize=len(ways))(self._encode)
+        # Those of one task alone, whose runs come one after the other.
+        self._rows = functools.lru_cache(maxsize=1)(lambda task: functools.cache(functools.partial(self._encode, task)))
         self._told: set[str] = set()
 
     def _load_tokenizer(self, model: str) -> PreTrainedTokenizerBase:
         """The same for all models that read texts alike, whose rows are then made once."""
         found = load_tokenizer(self.models[model], f"--models.{model}")
-        return self._alike.setdefault(rows_sha256(found), found)
+        if not isinstance(found, PreTrainedTokenizerFast):
+            return found  # nothing says how one reads that is written in Python
+        return self._alike.setdefault(reader_sha256(found), found)
 
     def _encode(self, task: str, tokenizer: PreTrainedTokenizerBase, length: int) -> dict[str, Encoded]:
         kind, splits = self.tasks[task].kind, self.tasks[task].splits
@@ -90,7 +91,7 @@ class Sweep:
         if dist.on_main(lambda: is_finished(cell, facts)):
             return None
         going_on = dist.on_main(lambda: is_begun(cell, facts))
-        data = self._encoded(run.task, self._tokenizer(run.model), cell.config.length)
+        data = self._rows(run.task)(self._tokenizer(run.model), cell.config.length)
         if self.tasks[run.task].kind == "token":
             facts = {**facts, "task_facts": {**facts["task_facts"], "cut": self._cut(cell, data, board)}}
         try:

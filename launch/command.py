@@ -84,8 +84,8 @@ def environment(nproc: int, hub: bool = False) -> dict[str, str]:
     # that of a surrounding rank is torchrun's.
     own = os.environ.get("OMP_NUM_THREADS") if not {"RANK", "LOCAL_RANK"} & os.environ.keys() else None
     threads = own or str(max(1, cores() // nproc))
-    # Tokenizers take every core unless told; said outright, they do not warn of forks, which have no use for them here.
-    settings |= {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": threads}
+    # Tokenizers take every core unless told.
+    settings["RAYON_NUM_THREADS"] = os.environ.get("RAYON_NUM_THREADS", threads.partition(",")[0])
     # DeepSpeed calls collectives that torch is about to rename, and torch says so on every rank.
     settings["PYTHONWARNINGS"] = "ignore::FutureWarning:torch.distributed.c10d_logger"
     if not torch.cuda.is_available():

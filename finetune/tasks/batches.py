@@ -4,11 +4,11 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -56,13 +56,17 @@ class Encoded:
         column, value = self.columns[name], self.padding[name]
         if not self.answers:
             return column.padded(rows, value)
-        return _stacked([column.padded(range(*self._answers[row]), value) for row in rows], value)
+        spans = [(int(self._firsts[row]), self.answers[row]) for row in rows]
+        answers = column.padded(list(chain(*(range(first, first + number) for first, number in spans))), value)
+        numbers_B = torch.tensor([number for _, number in spans])
+        table_BCL = answers.new_full((len(rows), int(numbers_B.max()), answers.shape[1]), value)
+        table_BCL[torch.arange(table_BCL.shape[1]) < numbers_B[:, None]] = answers
+        return table_BCL
 
     @cached_property
-    def _answers(self) -> np.ndarray:
-        """R2: the first of a row's answers, and what is behind its last."""
-        ends_R = np.cumsum(self.answers)
-        return np.stack([ends_R - self.answers, ends_R], axis=1)
+    def _firsts(self) -> np.ndarray:
+        """Where each row's answers begin."""
+        return np.cumsum(self.answers) - self.answers
 
     def _totals(self, rows: Sequence[int] | np.ndarray) -> tuple[int, int]:
         """Sequences that pass the encoder, and labelled units, at least 1."""
@@ -81,7 +85,7 @@ class Encoded:
     def lengths(self) -> np.ndarray:
         """Of each row, or of the longest of its answers."""
         lengths = self.columns["input_ids"].lengths_R
-        return np.maximum.reduceat(lengths, self._answers[:, 0]) if self.answers else lengths
+        return np.maximum.reduceat(lengths, self._firsts) if self.answers else lengths
 
     @cached_property
     def order(self) -> Callable[..., list[np.ndarray]]:
@@ -90,13 +94,6 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.answers or self.columns["input_ids"])
-
-
-def _stacked(rows: list[Tensor], value: int) -> Tensor:
-    """Rows of CL, padded to the largest C and L among them."""
-    longest, most = max(row.shape[-1] for row in rows), max(row.shape[0] for row in rows)
-    missing = [(0, longest - row.shape[-1], 0, most - row.shape[0]) for row in rows]
-    return torch.stack([F.pad(row, gap, value=value) for row, gap in zip(rows, missing, strict=True)])
 
 
 def encode(kind: Kind, split: Split, tokenizer: PreTrainedTokenizerBase, length: int) -> Encoded:

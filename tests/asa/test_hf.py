@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import normalizers, pre_tokenizers
-from transformers import BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import BertForMaskedLM, BertweetTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
 from asa import hf
 from asa.batch import Kind
 from asa.errors import RequestError
-from asa.tokenizer import for_words, load_tokenizer, rows_sha256, vocab_sha256
+from asa.tokenizer import for_words, load_tokenizer, reader_sha256, vocab_sha256
 from tests.asa.conftest import KINDS, tiny_bert, tiny_tokenizer
 
 
@@ -33,16 +33,22 @@ def test_the_hash_differs_for_other_words_other_order_and_other_special_tokens()
     assert len({vocab_sha256(tokenizer) for tokenizer in tokenizers}) == 4
 
 
-def test_the_hash_of_rows_differs_for_all_that_makes_other_rows(tokenizer: PreTrainedTokenizerFast) -> None:
-    others = [copy.deepcopy(tokenizer) for _ in range(4)]
+def test_the_hash_of_a_reader_differs_for_all_that_makes_other_rows(tokenizer: PreTrainedTokenizerFast) -> None:
+    others = [copy.deepcopy(tokenizer) for _ in range(5)]
     others[0].truncation_side = "left"
     others[1].model_input_names = ["input_ids"]
     others[2].mask_token = "one"
-    others[3].backend_tokenizer.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
-    hashes = {rows_sha256(one) for one in (tokenizer, *others)}
-    assert len(hashes) == 5
+    others[3].split_special_tokens = True
+    others[4].backend_tokenizer.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
+    hashes = {reader_sha256(one) for one in (tokenizer, *others)}
+    assert len(hashes) == 6
     tokenizer("one two", truncation=True, max_length=4)
-    assert rows_sha256(tokenizer) in hashes
+    assert reader_sha256(tokenizer) in hashes
+
+
+def test_words_are_refused_for_a_tokenizer_that_does_not_know_them() -> None:
+    with pytest.raises(RequestError, match=r"BertweetTokenizer cannot tell the words of its tokens; .* by --models"):
+        for_words(BertweetTokenizer.__new__(BertweetTokenizer))
 
 
 def test_the_hash_outlives_saving_and_loading(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
