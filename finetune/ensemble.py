@@ -17,7 +17,7 @@ from asa.places import check_folder, clear
 from asa.record import Record
 from finetune.evaluation_config import EnsembleConfig
 from finetune.metrics import score
-from finetune.predictions import FOLDER, Predictions, Stored, load_predictions, save_predictions
+from finetune.predictions import FOLDER, Predictions, Stored, by_row, load_predictions, save_predictions
 from finetune.saved import finished, replaceable
 
 FLAG = "--runs (the first arguments)"
@@ -66,19 +66,23 @@ def mean(runs: Sequence[Path], name: str) -> Stored:
     for run, one in zip(runs, members, strict=True):
         if (one.ids, one.gold, one.labels) != (first.ids, first.gold, first.labels):
             raise RequestError(f"{run} and {runs[0]} have not the same rows in {name}; give runs of one task by {FLAG}")
-    kind = first.predictions.kind
-    rows = zip(*(one.predictions.logits for one in members), strict=True)
-    averaged = [_averaged(list(row), numbers=kind == "regression") for row in rows]
-    return replace(first, predictions=Predictions(kind, averaged, None))
+    return replace(first, predictions=_averaged([one.predictions for one in members]))
 
 
-def _averaged(logits: list[np.ndarray], numbers: bool) -> np.ndarray:
-    """Mean of numbers, or log of the mean probabilities. A word that one member has cut off counts as cut off."""
-    if numbers:
-        return np.mean(logits, axis=0)
-    words = min(len(row) for row in logits) if logits[0].ndim == 2 else None
-    logs = np.stack([log_softmax(row[:words].astype(np.float64), axis=-1) for row in logits])
-    return logsumexp(logs, axis=0) - np.log(len(logits))
+def _averaged(members: list[Predictions]) -> Predictions:
+    """Means of numbers, or logs of mean probabilities. A word that one member has cut off counts as cut off."""
+    kind = members[0].kind
+    if kind == "token":
+        sizes = np.min([[len(row) for row in one.logits] for one in members], axis=0)
+        cut = [[row[:size] for row, size in zip(one.logits, sizes, strict=True)] for one in members]
+        return Predictions(kind, by_row(_mean([np.concatenate(rows) for rows in cut]), sizes), None)
+    whole = [np.stack(one.logits) for one in members]
+    return Predictions(kind, list(np.mean(whole, axis=0) if kind == "regression" else _mean(whole)), None)
+
+
+def _mean(members: list[np.ndarray]) -> np.ndarray:
+    logs = np.stack([log_softmax(logits_NC.astype(np.float64), axis=-1) for logits_NC in members])
+    return logsumexp(logs, axis=0) - np.log(len(members))
 
 
 def _same_rows(starts: dict[Path, dict[str, Any]]) -> None:

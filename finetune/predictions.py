@@ -43,8 +43,9 @@ class Predictions(NamedTuple):
 
     def check(self) -> None:
         """Raises WorkError where a number is not finite; -inf stands for an answer that a row does not have."""
-        absent = (-np.inf,) if self.kind == "choice" else ()
-        if not all((np.isfinite(row) | np.isin(row, absent)).all() for row in self.logits):
+        numbers = np.concatenate([np.empty(0), *(row.ravel() for row in self.logits)])
+        absent = np.isneginf(numbers) & (self.kind == "choice")
+        if not (np.isfinite(numbers) | absent).all():
             raise WorkError("a prediction is not finite; lower --optim.lr")
 
 
@@ -126,8 +127,8 @@ def _read(path: Path) -> Stored:
     """Raises: what a damaged file has np.load and zipfile raise; ValueError, WorkError for parts that do not fit."""
     with np.load(path) as file:
         kind: Kind = file["kind"].item()
-        logits = _rows(file["logits"], file["words"])
-        gold = _rows(file["gold"], file["gold_words"]) if "gold" in file else None
+        logits = by_row(file["logits"], file["words"])
+        gold = by_row(file["gold"], file["gold_words"]) if "gold" in file else None
         ids, labels, metrics = (file[name].tolist() for name in ("ids", "labels", "metrics"))
     sizes = [len(row) for row in logits]
     words = sizes if gold is None else [len(row) for row in gold]
@@ -140,9 +141,10 @@ def _read(path: Path) -> Stored:
     return Stored(found, ids, named, labels, tuple(metrics))
 
 
-def _rows(values: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+def by_row(values: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
     """Values that stand one after the other, by row. Raises: ValueError where the sizes are those of others."""
-    rows = np.split(values, np.cumsum(sizes)[:-1])
-    if [len(row) for row in rows] != sizes.tolist():
+    ends: list[int] = sizes.cumsum().tolist()
+    rows = [values[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)]
+    if sizes.sum() != len(values) or [len(row) for row in rows] != sizes.tolist():
         raise ValueError
     return rows

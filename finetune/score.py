@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,10 @@ from asa.places import check_folder, clear
 from asa.record import Record
 from finetune.claims import in_turn
 from finetune.evaluation_config import ScoreConfig
-from finetune.labels import label_map, merged
+from finetune.labels import Merge, label_map, merged
 from finetune.lineage import scored_ones, told
 from finetune.metrics import score
-from finetune.predictions import FOLDER, Predictions, predict, save_predictions, stored
+from finetune.predictions import FOLDER, Predictions, by_row, predict, save_predictions, stored
 from finetune.saved import Saved, device, encoded, find, kept, length_of, module_of, replaceable, tasks_of
 from finetune.tasks.task import Task, scored
 
@@ -149,6 +150,15 @@ def _predicted(
         # Without gold labels: they number the task's classes, not the model's.
         found = predict(module, replace(data, gold=None), config.batch, device())
         found.check()
-        rows = [merged(row, one.places, config.merge) for row in found.logits] if one.places else found.logits
-        known.update(zip(texts, rows, strict=True))
+        known.update(zip(texts, _mapped(found, one.places, config.merge), strict=True))
     return Predictions(one.task.kind, [known[text] for text in texts], None)
+
+
+def _mapped(found: Predictions, places: Sequence[int], merge: Merge) -> list[np.ndarray]:
+    """The rows in the task's classes, all of them at once: one by one they take as long as the model's passes."""
+    if not places:
+        return found.logits
+    if found.kind != "token":
+        return list(merged(np.stack(found.logits), places, merge))
+    sizes = np.array([len(row) for row in found.logits])
+    return by_row(merged(np.concatenate(found.logits), places, merge), sizes)

@@ -172,8 +172,11 @@ def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> list[list[str]
     selector: every word keeps a place for its label."""
     texts = [_text(text) for text in split.texts]
     words = sorted({word for text in texts for word in text})
-    left = tokenizer(words, add_special_tokens=False)["input_ids"] if words else []
-    lost = {word for word, ids in zip(words, left, strict=True) if not ids}
+    lost = set()
+    for at in range(0, len(words), CHUNK):
+        some = words[at : at + CHUNK]
+        left = tokenizer(some, add_special_tokens=False)["input_ids"]
+        lost |= {word for word, ids in zip(some, left, strict=True) if not ids}
     return [[str(tokenizer.unk_token) if word in lost else word for word in text] for text in texts]
 
 

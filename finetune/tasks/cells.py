@@ -5,6 +5,7 @@ import json
 import math
 import re
 import unicodedata
+from functools import lru_cache
 from typing import Any
 
 from asa.errors import RequestError
@@ -113,5 +114,11 @@ def composed(name: str) -> str:
 
 def canonical(value: Any) -> str:
     """A class's name: whole numbers without their .0, nought without a sign, accents composed."""
-    name = re.sub(r"^(-?\d+)\.0+$", r"\1", composed(str(value).strip()))
+    return _canonical(str(value).strip())
+
+
+@lru_cache(maxsize=100_000)
+def _canonical(name: str) -> str:
+    """Cached: of kind token every word of a file has one of few labels."""
+    name = re.sub(r"^(-?\d+)\.0+$", r"\1", composed(name))
     return "0" if name == "-0" else name

@@ -29,13 +29,13 @@ from finetune.labels import Merge, label_map, merged
 from finetune.lineage import scored_ones, stages
 from finetune.metrics import METRICS
 from finetune.model import HEADS
-from finetune.predictions import FOLDER, load_predictions, predict
+from finetune.predictions import FOLDER, Predictions, load_predictions, predict
 from finetune.report.collect import collect
 from finetune.report.rows import tuned_rows
 from finetune.report.tables import caveats
 from finetune.robustness import robustness
 from finetune.saved import encoded, find, module_of, tasks_of
-from finetune.score import pair, score_all, score_one
+from finetune.score import _mapped, pair, score_all, score_one
 from finetune.sweep import Sweep, sweep
 from finetune.tasks import spec
 from finetune.tasks.load import load
@@ -387,6 +387,18 @@ def test_the_sum_of_probabilities_loses_none_and_the_largest_keeps_the_one(logit
 @pytest.mark.parametrize(("merge", "answer"), [("sum", 1), ("max", 0)])
 def test_sum_and_max_can_disagree(merge: Merge, answer: int) -> None:
     assert merged(np.log([0.4, 0.35, 0.25]), [0, 1, 1], merge).argmax() == answer
+
+
+@pytest.mark.parametrize("kind", ["classification", "token"])
+@pytest.mark.parametrize("merge", ["sum", "max"])
+def test_all_rows_are_mapped_at_once_as_one_by_one(kind: Kind, merge: Merge) -> None:
+    rng = np.random.default_rng(0)
+    shapes = [(3,)] * 5 if kind == "classification" else [(words, 3) for words in (2, 0, 1, 4)]
+    found = Predictions(kind, [rng.normal(size=shape).astype(np.float32) for shape in shapes], None)
+    rows = _mapped(found, [0, 1, 1], merge)
+    assert len(rows) == len(shapes)
+    for row, before in zip(rows, found.logits, strict=True):
+        np.testing.assert_array_equal(row, merged(before, [0, 1, 1], merge))
 
 
 def test_models_of_three_ways_are_scored_on_two_and_parts_of_test_need_no_further_pass(
