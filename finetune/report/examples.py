@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from scipy.sparse import csc_array
 from scipy.stats import rankdata
 from seqeval.metrics.sequence_labeling import get_entities
 
@@ -52,6 +53,8 @@ def resampled(tables: list[np.ndarray], metric: str) -> np.ndarray:
     """
     rng = np.random.default_rng(0)
     examples, sums = len(tables[0]), np.concatenate(tables, axis=1)
+    # Of 150 classes, of which an example has to do with two, a sparse product takes a fifth of the time.
+    sums = csc_array(sums) if np.count_nonzero(sums) < sums.size / 50 else sums
     rows = max(1, _CHUNK // examples)
     found = []
     for start in range(0, RESAMPLES, rows):

@@ -96,6 +96,17 @@ def test_the_interval_is_scipys_within_its_noise() -> None:
     assert (p < 0.05) == (theirs.low > 0)
 
 
+@pytest.mark.parametrize("classes", [3, 150])
+def test_resamples_are_scored_as_test_sets_whose_rows_stand_there_as_often(classes: int) -> None:
+    rng = np.random.default_rng(3)
+    labels = [f"label{index}" for index in range(classes)]
+    gold, *found = rng.integers(classes, size=(3, 40))
+    scores = resampled([PARTS["macro_f1"](gold, one, labels) for one in found], "macro_f1")
+    drawn = np.random.default_rng(0).integers(40, size=(2, 40))
+    theirs = [[METRICS["macro_f1"](gold[rows], one[rows], labels) for one in found] for rows in drawn]
+    np.testing.assert_allclose(scores[:2], theirs, atol=1e-12)
+
+
 def test_p_over_seeds_is_exact_and_no_smaller_than_it_can_be() -> None:
     assert by_seeds(np.array([0.01, 0.02, 0.03])) == pytest.approx(2 ** (1 - 3))
     assert by_seeds(np.array([0.03, 0.02, -0.01])) == pytest.approx(4 / 8)  # as large or larger: 4 of the 8 flips
