@@ -3,28 +3,46 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 
 def main() -> None:
     from cli import main
 
-    commands = {"run": run, "score": score, "ensemble": ensemble, "submit": submit, "robustness": robustness}
+    trains, evaluates = {"run": run, "tune": tune}, {"score": score, "ensemble": ensemble, "submit": submit}
     # Ranks fail together and for the same reason: one of them says it.
-    quiet = "" if os.environ.get("RANK", "0") == "0" else "run"
-    main({**commands, "report": report, "maps": maps}, "finetune", quiet=quiet)
+    quiet = "" if os.environ.get("RANK", "0") == "0" else "".join(sys.argv[1:2])
+    main({**trains, **evaluates, "robustness": robustness, "report": report, "maps": maps}, "finetune", quiet=quiet)
 
 
 def run(argv: list[str]) -> None:
     """Fine-tune tasks x models x methods x seeds; beside it others of the same --out may work on the same runs."""
+    from cli import given
+    from finetune.config import FinetuneConfig
+    from finetune.sweep import sweep
+
+    values = given(FinetuneConfig, argv, "finetune run")
+    _as_ranks(lambda: sweep(values))
+
+
+def tune(argv: list[str]) -> None:
+    """Search the settings of each method: as many trials for every one, chosen by dev."""
+    from cli import given
+    from finetune.config import TuneConfig
+    from finetune.tune import tune
+
+    values = given(TuneConfig, argv, "finetune tune")
+    _as_ranks(lambda: tune(values))
+
+
+def _as_ranks(work: Callable[[], None]) -> None:
+    """Do what trains, in one process or, under the launcher, on all ranks."""
     import torch
 
     from asa import dist
-    from cli import expect_no_gpu, given
-    from finetune.config import FinetuneConfig
-    from finetune.sweep import sweep
+    from cli import expect_no_gpu
     from finetune.together import Alone
 
-    values = given(FinetuneConfig, argv, "finetune run")
     expect_no_gpu()
     # In order, so that the terminal gets its cursor back.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -35,7 +53,7 @@ def run(argv: list[str]) -> None:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init(cuda, launched=True)
     try:
-        sweep(values)
+        work()
     except Alone as error:
         if dist.rank():  # rank 0's is printed in any case
             print(f"error: {error}", file=sys.stderr, flush=True)

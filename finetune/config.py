@@ -113,6 +113,20 @@ class FinetuneConfig(MethodsConfig):
     """Optimizer and learning rate, the same for every run of a task."""
 
 
+@config
+class TuneConfig(FinetuneConfig):
+    """Try settings of each method, OUT/trial-K/TASK/MODEL-METHOD-SEED/, and choose by dev alone: OUT/best.yaml."""
+
+    seeds: Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_whole_seeds)] = (0,)
+    """One run per seed of each trial; a trial's score is their mean."""
+    trials: Annotated[int, Field(ge=2, le=1000)] = 8
+    """Settings tried of every method that has a range in `search`, the same number of each; the first are those of the
+    request."""
+    search: Annotated[dict[str, tuple[float, float]], Field(min_length=1)]
+    """GROUP.KEY of a method's setting -> its least and its greatest value: `freelb.radius: [0.02, 0.5]`. Whole numbers
+    are tried evenly, others by their logarithm. Ranges of methods that are not asked for are left out."""
+
+
 def check(config: FinetuneConfig, cuda: bool) -> None:
     """Refuse settings that exclude each other, or that a method cannot work with. Raises RequestError."""
     if config.engine == "plain" and config.precision != "fp32":

@@ -40,7 +40,7 @@ def facts_of(cell: Cell, task: Task, given: dict[str, Any]) -> dict[str, Any]:
     earlier = stages(run_of(config.models[run.model]))
     attacked = METHODS[run.method](config).uses_adversary
     return {
-        "stage": "finetune",
+        "stage": "finetune" if run.trial is None else "tune",
         "model": run.model,
         "task": task.name,
         "kind": task.kind,
@@ -162,4 +162,5 @@ def _essence(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts a run is recognised by, flat: files by content, not by path."""
     config = {key: value for key, value in facts.get("config", {}).items() if key not in ELSEWHERE}
     inputs = {key: value for key, value in facts.get("inputs", {}).items() if key.endswith("sha256")}
-    return {key: value for key, value in {**flat(config), **inputs}.items() if key != SCHEDULE}
+    found = {"stage": facts.get("stage"), **flat(config), **inputs}  # trials have no scores on test
+    return {key: value for key, value in found.items() if key != SCHEDULE}

@@ -7,17 +7,19 @@ from finetune.config import FinetuneConfig
 
 
 class Run(NamedTuple):
-    """One cell of the sweep."""
+    """One cell of the sweep. trial: which of the settings that `finetune tune` tries, None elsewhere."""
 
     task: str
     model: str
     method: str
     seed: int
+    trial: int | None = None
 
     @property
     def name(self) -> str:
         """Its folder below OUT."""
-        return f"{self.task}/{self.model}-{self.method}-{self.seed}"
+        trial = "" if self.trial is None else f"trial-{self.trial}/"
+        return f"{trial}{self.task}/{self.model}-{self.method}-{self.seed}"
 
 
 class Cell(NamedTuple):

@@ -2,7 +2,8 @@
 
 import functools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,26 @@ from finetune.tasks.task import Task
 from finetune.together import Alone
 
 Failure = RequestError | WorkError
+Trials = Sequence[dict[str, Any]]  # keys of FinetuneConfig, nested, that go over those of the request
 
 
 class Sweep:
     """The runs of a request, their tasks and what they are recognised by."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    def __init__(self, given: dict[str, Any], trials: Trials | None = None) -> None:
         """Args: given, the keys of FinetuneConfig that files and flags say, nested; the rest is the task's recipe.
+            trials, what each trial of a search has otherwise; nothing is then scored but dev.
 
         Raises: RequestError for a wrong input; WorkError for a damaged task.
         """
+        self.began = time.time()
         config = from_dict(FinetuneConfig, given)
         check_folder(config.out, "--out")
         self.models = config.models
         self.tasks = tasks_of(config)
-        self.cells = plan(given, list(self.tasks.values()))
+        if trials is not None:
+            self.tasks = {name: unscored(task) for name, task in self.tasks.items()}
+        self.cells = cells_of(given, list(self.tasks.values()), trials)
         notes = (*_seen(config.models.values(), self.tasks.values()), *_published(config, given))
         self.notes = list(dict.fromkeys(notes))
         self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
@@ -112,24 +118,26 @@ class Sweep:
 
 
 def sweep(given: dict[str, Any]) -> None:
+    """Make the runs of a request. Args, raises: as Sweep and make_all."""
+    make_all(Sweep(given), from_dict(FinetuneConfig, given).worker)
+
+
+def make_all(work: Sweep, worker: int) -> None:
     """Make the runs that no other process makes; finished ones are kept. Prints one line per run, or a live table.
 
-    Raises: RequestError for a wrong input, before anything is trained; WorkError for a damaged task. At the end, where
-        runs have failed: RequestError if wrong inputs are all the reasons, else WorkError.
+    Args: worker, the number of this process.
+    Raises: at the end, where runs have failed: RequestError if wrong inputs are all the reasons, else WorkError.
     """
-    config = from_dict(FinetuneConfig, given)
-    began = time.time()
-    work = Sweep(given)
     failed: dict[str, Failure] = {}
 
     def make(cell: Cell) -> None:
         """Under the claim. A run that another process has tried meanwhile, and failed at, is not tried again."""
-        error = dist.on_main(lambda: failure(cell, began)) or work.make(cell, board)
+        error = dist.on_main(lambda: failure(cell, work.began)) or work.make(cell, board)
         if error is not None:
             failed[cell.run.name] = error
 
     metrics = {name: task.metrics[0] for name, task in work.tasks.items()}
-    with Board(work.cells, metrics, work.finished, config.worker) as board:
+    with Board(work.cells, metrics, work.finished, worker) as board:
         for line in [*map(told, work.tasks.values()), *work.notes]:
             board.note(line)
         for cell in work.finished:
@@ -139,7 +147,7 @@ def sweep(given: dict[str, Any]) -> None:
         for cell in (cell for cell in work.cells if cell not in work.finished):
             with claimed(cell.config.out, cell.run.name) as mine:
                 make(cell) if mine else others.append(cell)
-        if config.worker == 0 and dist.world() == 1:
+        if worker == 0 and dist.world() == 1:
             # Those of processes that are killed meanwhile fall to this one.
             for cell in others:
                 with claimed(cell.config.out, cell.run.name, wait=True):
@@ -204,7 +212,19 @@ def tasks_of(config: FinetuneConfig) -> dict[str, Task]:
     return {task.name: task for task in tasks}
 
 
-def plan(given: dict[str, Any], tasks: list[Task]) -> list[Cell]:
+def unscored(task: Task) -> Task:
+    """Without the rows that no choice may look at."""
+    return replace(task, splits={name: task.splits[name] for name in ("train", "dev")})
+
+
+def cells_of(given: dict[str, Any], tasks: list[Task], trials: Trials | None) -> list[Cell]:
+    """The runs of a request, or those of all trials, one trial after the other. Raises: as plan."""
+    if trials is None:
+        return plan(given, tasks)
+    return [cell for number, own in enumerate(trials) for cell in plan(merged(given, own), tasks, number)]
+
+
+def plan(given: dict[str, Any], tasks: list[Task], trial: int | None = None) -> list[Cell]:
     """The runs, a task after the other and in it a seed after the other, so that what is done is comparable early.
 
     Raises: RequestError for settings that a method or a model cannot work with.
@@ -221,7 +241,7 @@ def plan(given: dict[str, Any], tasks: list[Task]) -> list[Cell]:
             for name, path in settings.models.items():
                 check_model(name, path, settings.length)
         cells += [
-            Cell(Run(task.name, model, method, seed), own[method])
+            Cell(Run(task.name, model, method, seed, trial), own[method])
             for seed in config.seeds
             for method in config.methods
             for model in config.models

@@ -1,4 +1,4 @@
-"""python -m launch pretrain | finetune: check the request, print the command lines, run them."""
+"""python -m launch pretrain | finetune | tune: check the request, print the command lines, run them."""
 
 import cli  # first: it tells Ctrl-C in a line, also during the other imports, which take seconds
 
@@ -6,7 +6,8 @@ import cli  # first: it tells Ctrl-C in a line, also during the other imports, w
 import shlex
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -70,15 +71,31 @@ def finetune_(argv: list[str]) -> None:
     from finetune.config import FinetuneConfig
     from finetune.sweep import Sweep
 
-    prog = "python -m launch finetune [--nproc N | --ranks N]"
-    options, request, rest = read(FinetuneOptions, FinetuneConfig, argv, prog, show_defaults=False)
+    _sweep(argv, "finetune", "run", FinetuneConfig, Sweep)
+
+
+def tune_(argv: list[str]) -> None:
+    """Search the settings of each method, --nproc trials at a time on a device each, or a trial on --ranks."""
+    from finetune.config import TuneConfig
+    from finetune.tune import prepared
+
+    _sweep(argv, "tune", "tune", TuneConfig, prepared)
+
+
+def _sweep(
+    argv: list[str], name: str, command: str, cls: "type[FinetuneConfig]", check: Callable[[dict[str, Any]], object]
+) -> None:
+    """Args: name, of the command here, and `command` that of the stage; check, raises what every process would."""
+    prog = f"python -m launch {name} [--nproc N | --ranks N]"
+    options, request, rest = read(FinetuneOptions, cls, argv, prog, show_defaults=False)
     if request.worker:
-        raise RequestError("--worker numbers the processes of `python -m finetune run`; leave it out, set --nproc")
-    commands, settings = finetune_commands(options, rest, reads_the_hub(request))
-    # Refuse here, in one line, what every process would refuse.
-    Sweep(cli.given(FinetuneConfig, rest, prog))
-    for command in commands:
-        show(command, settings)
+        raise RequestError(
+            f"--worker numbers the processes of `python -m finetune {command}`; leave it out, set --nproc"
+        )
+    commands, settings = finetune_commands(options, [command, *rest], reads_the_hub(request))
+    check(cli.given(cls, rest, prog))  # refused here, in one line
+    for line in commands:
+        show(line, settings)
     if not options.dry_run:
         sys.exit(answer(run_together(commands, inherited() | settings, "finetune"), finished=True))
 
@@ -92,8 +109,9 @@ def reads_the_hub(request: "FinetuneConfig") -> bool:
 def finetune_commands(
     options: FinetuneOptions, rest: list[str], hub: bool = False
 ) -> tuple[list[list[str]], dict[str, str]]:
-    """The command lines, and what their environment gets. Args: hub, whether they read tasks from there."""
-    module = ["finetune", "run", *rest]
+    """The command lines, and what their environment gets. Args: rest, the stage's command and its flags; hub, whether
+    they read tasks from there."""
+    module = ["finetune", *rest]
     if options.ranks == 1:
         nproc = local_nproc(options) or devices()
         settings = environment(nproc, hub)
@@ -125,4 +143,4 @@ def answer(ended: Outcome, finished: bool) -> int:
 
 
 if __name__ == "__main__":
-    cli.main({"pretrain": pretrain_, "finetune": finetune_}, "launch")
+    cli.main({"pretrain": pretrain_, "finetune": finetune_, "tune": tune_}, "launch")

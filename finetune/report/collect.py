@@ -145,7 +145,9 @@ def collect(folder: Path) -> list[Run]:
     paths = found_below(folder, record.NAME)
     runs = [_read(path, path.parent.relative_to(folder).as_posix()) for path in paths]
     if not any(run.stage in STAGES for run in runs):
-        raise RequestError(f"no run below {folder}: no {record.NAME} of a known stage; give the folder of the runs")
+        why = f"no {record.NAME} of a known stage"
+        why = "trials alone, which their trials.csv tells" if any(map(is_trial, runs)) else why
+        raise RequestError(f"no run below {folder}: {why}; give the folder of the runs")
     return _marked_twins(_told_classes(_told_adversaries(runs)))
 
 
@@ -178,8 +180,14 @@ def _short(sha256: Any) -> str:
 
 
 def left_out(runs: list[Run]) -> list[Run]:
-    """Runs without an end line, copies, and records of no known stage."""
-    return [run for run in runs if run.end is None or run.twin or run.stage not in STAGES]
+    """Runs without an end line, copies, and records of no known stage; without trials, which no report is about."""
+    others = [run for run in runs if not is_trial(run)]
+    return [run for run in others if run.end is None or run.twin or run.stage not in STAGES]
+
+
+def is_trial(run: Run) -> bool:
+    """Whether it is of a search of settings, which has no scores on test."""
+    return run.stage == "tune"
 
 
 def weights(run: Run) -> str:

@@ -12,7 +12,7 @@ from asa.errors import RequestError
 from asa.places import check_folder, whole
 from finetune.config import ReportConfig
 from finetune.report import attention, tables
-from finetune.report.collect import COMPARED, NO_SEED, STAGES, Run, collect, finished, found_below
+from finetune.report.collect import COMPARED, NO_SEED, STAGES, Run, collect, finished, found_below, is_trial
 from finetune.report.compare import comparisons
 from finetune.report.export import table_csv
 from finetune.report.labels import differences, grouped, letters, method_labels
@@ -70,6 +70,8 @@ def _summary(runs: list[Run], tuned: list[Row], trained: list[Row]) -> list[str]
     if trained:
         parts = [f"{row.method} from {row.model}, {row.run.last_step:,} steps" for row in trained]
         lines.append(f"Continual pre-training: {counted(len(trained))} ({'; '.join(dict.fromkeys(parts))}).")
+    if trials := sum(map(is_trial, runs)):
+        lines.append(f"Not shown: {trials} trial runs of settings (finetune tune), which are chosen by dev.")
     if rest := len(tables.left_out(runs).rows):
         lines.append(f"Left out of every average and figure: {rest}, listed below.")
     return lines

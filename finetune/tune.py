@@ -1,0 +1,215 @@
+"""A search of each method's settings: as many trials for every one, chosen by dev, so that none is compared untuned."""
+
+import csv
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import numpy as np
+import yaml
+from scipy.stats.qmc import Halton
+
+from asa import dist, record
+from asa.config import flat, from_dict
+from asa.errors import RequestError, WorkError
+from asa.methods import OURS, groups_read
+from asa.places import whole
+from finetune.config import FinetuneConfig, TuneConfig
+from finetune.recipes import merged
+from finetune.run import Cell
+from finetune.sweep import Sweep, Trials, make_all
+
+OWN = ("trials", "search")  # keys of TuneConfig that no run reads
+BEST, TABLE = "best.yaml", "trials.csv"
+
+
+class Tried(NamedTuple):
+    """What a trial came to. score: mean of the main metric on dev over models and seeds; nan where a run has failed,
+    with its error. settings: the searched ones, nested."""
+
+    task: str
+    method: str
+    trial: int
+    score: float
+    settings: dict[str, Any]
+    error: str = ""
+
+
+def tune(given: dict[str, Any]) -> None:
+    """Make all trials, write what they came to (OUT/trials.csv) and the best of each task and method (OUT/best.yaml,
+    an entry for each task, as `--config OUT/best.yaml:TASK` takes it), and print them.
+
+    Args: given, the keys of TuneConfig that files and flags say, nested.
+    Raises: RequestError for a wrong input, before anything is trained; WorkError where a method has no trial without a
+        failure, or another process is not done.
+    """
+    config, work = prepared(given)
+    try:
+        make_all(work, config.worker)
+    except WorkError as error:  # a trial that diverges has found something out
+        print(error, flush=True)
+    if config.worker == 0:
+        dist.on_main(lambda: _choose(config, work))
+
+
+def prepared(given: dict[str, Any]) -> tuple[TuneConfig, Sweep]:
+    """The request and its runs, checked. Raises: RequestError for a wrong input; WorkError for a damaged task."""
+    config = from_dict(TuneConfig, given)
+    if config.paper_compat:
+        raise RequestError("paper_compat = true would choose settings by the scored rows; set --paper_compat false")
+    if config.save_model:
+        raise RequestError("save_model = true: trials keep no models; set --save_model false and train with the best")
+    return config, Sweep({key: value for key, value in given.items() if key not in OWN}, trials_of(config))
+
+
+def ranges_of(config: TuneConfig) -> dict[str, dict[str, tuple[float, float]]]:
+    """By group the ranges that a method asked for reads. Raises RequestError for one of no setting, that is empty, or
+    of a setting that two of the methods share."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for name, (low, high) in config.search.items():
+        group, _, key = name.partition(".")
+        flag, readers = f"--search.{name}", [method for method in config.methods if group in _groups(method)]
+        kind = _kind(config, group, key)
+        if kind is None:
+            raise RequestError(f"search: {name} is no number among the methods' settings; mend or leave out {flag}")
+        if kind is int and not (low.is_integer() and high.is_integer()):
+            raise RequestError(f"search.{name} = {low:g}, {high:g}: allowed: two whole numbers; set {flag}")
+        least = "0 < " if kind is float else ""  # tried by its logarithm
+        if not low < high or (least and low <= 0):
+            raise RequestError(f"search.{name} = {low:g}, {high:g}: allowed: {least}least < greatest; set {flag}")
+        if len(readers) > 1:
+            raise RequestError(f"{' and '.join(readers)} share {name}; tune one of them at a time, set --methods")
+        if readers:
+            found.setdefault(group, {})[key] = low, high
+    if not found:
+        raise RequestError(f"search has no range of {', '.join(config.methods)}; set --search.GROUP.KEY '[LEAST,MOST]'")
+    return found
+
+
+def trials_of(config: TuneConfig) -> Trials:
+    """What each trial has otherwise: the first nothing, the others the methods that are searched and their settings.
+
+    Settings are a scrambled Halton sequence, which fills the ranges evenly however many there are: a group's depend on
+    its own ranges alone, and more trials begin with the same ones.
+    """
+    ranges = ranges_of(config)
+    searched = [method for method in config.methods if _groups(method) & ranges.keys()]
+    drawn = {group: _drawn(config, group, own) for group, own in ranges.items()}
+    others = [{group: rows[number] for group, rows in drawn.items()} for number in range(config.trials - 1)]
+    return [{}, *({"methods": searched, **settings} for settings in others)]
+
+
+def _drawn(config: TuneConfig, group: str, ranges: dict[str, tuple[float, float]]) -> list[dict[str, float]]:
+    keys = sorted(ranges)
+    points = Halton(len(keys), rng=np.random.default_rng(0)).random(config.trials - 1)
+    return [
+        {key: _scaled(share, *ranges[key], _kind(config, group, key) is int) for key, share in row}
+        for row in (zip(keys, point.tolist(), strict=True) for point in points)
+    ]
+
+
+def _scaled(share: float, low: float, high: float, whole: bool) -> float:
+    """A number of the range, of three digits so that it can be told. Args: share, from 0 to below 1."""
+    if whole:
+        return math.floor(low + share * (high + 1 - low))
+    return min(high, max(low, float(f"{low * (high / low) ** share:.3g}")))
+
+
+def _groups(method: str) -> set[str]:
+    return set(groups_read(method)) if method in OURS else {"outside"}
+
+
+def _kind(config: TuneConfig, group: str, key: str) -> type[int] | type[float] | None:
+    """What the setting GROUP.KEY takes, where that is a number."""
+    if group == "outside":
+        hints: tuple[Any, ...] = (type(config.outside.get(key)),)
+    elif group in groups_read("MODULE:BUILDER"):  # which may read any of the methods', and no other key
+        hint = get_type_hints(type(getattr(config, group))).get(key)
+        hints = hint, *get_args(hint)
+    else:
+        return None
+    return next((kind for kind in (int, float) if kind in hints), None)
+
+
+def _value(config: FinetuneConfig, group: str, key: str) -> Any:
+    return config.outside[key] if group == "outside" else getattr(getattr(config, group), key)
+
+
+def _choose(config: TuneConfig, work: Sweep) -> None:
+    """Raises: as tune."""
+    if left := [cell.run.name for cell in work.cells if not _ended(cell)]:
+        raise WorkError(f"{len(left)} trials are not made ({', '.join(left)}); give the same command again")
+    metrics = {name: task.metrics[0] for name, task in work.tasks.items()}
+    tried = _results(work.cells, metrics, ranges_of(config))
+    _write_table(config.out / TABLE, tried)
+    best: dict[str, Any] = {task: {} for task in work.tasks}
+    together: dict[tuple[str, str], list[Tried]] = {}
+    for one in tried:
+        together.setdefault((one.task, one.method), []).append(one)
+    for (task, _), trials in together.items():
+        one = _best(trials)
+        best[task] = merged(best[task], one.settings)
+        print(_line(one, trials, metrics[task]))
+    with whole(config.out / BEST) as file:
+        file.write_text(yaml.safe_dump(best, sort_keys=False))
+    print(f"{config.out / TABLE} has all trials; the best: --config {config.out / BEST}:TASK, beside the other flags")
+
+
+def _best(trials: list[Tried]) -> Tried:
+    """Of a method on a task. Raises WorkError where every trial has failed."""
+    made = [one for one in trials if not one.error]
+    if not made:
+        one = trials[0]
+        raise WorkError(f"{one.task}: all trials of {one.method} have failed; the first: {one.error}")
+    return max(made, key=lambda one: -math.inf if math.isnan(one.score) else one.score)
+
+
+def _ended(cell: Cell) -> bool:
+    events = record.read(cell.folder / record.NAME)
+    return bool(events) and events[-1].get("event") in ("end", "failed")
+
+
+def _results(cells: Sequence[Cell], metrics: dict[str, str], ranges: dict[str, Any]) -> list[Tried]:
+    """In the order of the cells, a row for each trial of a method on a task."""
+    grouped: dict[tuple[str, str, int], list[Cell]] = {}
+    for cell in cells:
+        grouped.setdefault((cell.run.task, cell.run.method, cell.run.trial or 0), []).append(cell)
+    found = []
+    for (task, method, trial), own in grouped.items():
+        last = [(record.read(cell.folder / record.NAME) or [{}])[-1] for cell in own]
+        errors = [event.get("error", "") for event in last if event.get("event") == "failed"]
+        scores = [event.get(f"dev_{metrics[task]}", math.nan) for event in last]
+        settings = {
+            group: {key: _value(own[0].config, group, key) for key in keys}
+            for group, keys in ranges.items()
+            if group in _groups(method)
+        }
+        score = math.nan if errors else statistics.fmean(scores)
+        found.append(Tried(task, method, trial, score, settings, "; ".join(errors)))
+    return found
+
+
+def _line(best: Tried, trials: list[Tried], metric: str) -> str:
+    line = f"{best.task} {best.method}: dev {metric} {best.score:.4f}"
+    if not best.settings:
+        return f"{line}, nothing searched"
+    made = [one.score for one in trials if not one.error]
+    lost = f", {len(trials) - len(made)} failed" if len(made) < len(trials) else ""
+    found = f"trial {best.trial} of {len(trials)} ({min(made):.4f} to {max(made):.4f}{lost})"
+    return f"{line}, {found}: {_told(best.settings, ', ')}"
+
+
+def _told(settings: dict[str, Any], between: str) -> str:
+    numbers = {name: "null" if value is None else f"{value:g}" for name, value in flat(settings).items()}
+    return between.join(f"{name}={number}" for name, number in numbers.items())
+
+
+def _write_table(path: Path, tried: list[Tried]) -> None:
+    with whole(path) as partial, partial.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["task", "method", "trial", "dev", "settings", "error"])
+        for one in tried:
+            score = "" if one.error else one.score
+            rows.writerow([one.task, one.method, one.trial, score, _told(one.settings, " "), one.error])

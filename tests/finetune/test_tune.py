@@ -1,0 +1,263 @@
+"""The search of settings: what is tried, that test is not looked at, what is chosen, kills, refusals."""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+
+from asa import record
+from asa.config import from_dict
+from asa.errors import RequestError, WorkError
+from asa.methods import METHODS
+from finetune.config import FinetuneConfig, ReportConfig, TuneConfig
+from finetune.loop import train
+from finetune.predictions import FOLDER
+from finetune.report.write import write
+from finetune.sweep import Sweep, sweep
+from finetune.tune import _choose, _scaled, prepared, trials_of, tune
+from tests.finetune.conftest import Given
+
+SEARCH = {"freelb.radius": [0.01, 0.5], "freelb.passes": [2, 4]}
+USUAL: dict[str, Any] = {
+    "methods": ["vanilla", "freelb"],
+    "freelb": {"start": 0.0},
+    "trials": 3,
+    "search": SEARCH,
+    "epochs": 1,
+    "recipes": False,
+}
+
+
+def config_of(given: Given, **changes: Any) -> TuneConfig:
+    return from_dict(TuneConfig, given(**(USUAL | changes)))
+
+
+@drawn(st.floats(0, 1, exclude_max=True), st.floats(1e-8, 1e3), st.floats(1.01, 1e6))
+def test_a_number_of_a_range_lies_in_it(share: float, low: float, factor: float) -> None:
+    high = low * factor
+    assert low <= _scaled(share, low, high, whole=False) <= high
+    assert _scaled(0, low, high, whole=False) == pytest.approx(low, rel=0.006)
+
+
+@drawn(st.integers(-5, 5), st.integers(1, 9))
+def test_whole_numbers_are_tried_evenly(low: int, more: int) -> None:
+    high = low + more
+    found = [_scaled(index / (10 * (more + 1)), low, high, whole=True) for index in range(10 * (more + 1))]
+    assert sorted(found) == found
+    assert {number: found.count(number) for number in found} == dict.fromkeys(range(low, high + 1), 10)
+
+
+def test_trials_fill_the_ranges_and_more_of_them_begin_with_the_same(given: Given) -> None:
+    few, many = (trials_of(config_of(given, trials=count)) for count in (8, 17))
+    assert list(few) == list(many[:8])
+    assert few[0] == {}
+    radii = sorted(trial["freelb"]["radius"] for trial in many[1:])
+    # Of 16 shares of a Halton sequence in base 3 none is far from its place in an even row.
+    shares = [math.log(radius / 0.01, 50) for radius in radii]
+    assert all((place - 2) / 16 <= share <= (place + 3) / 16 for place, share in enumerate(shares))
+    assert {trial["freelb"]["passes"] for trial in many[1:]} == {2, 3, 4}
+    assert all(trial["methods"] == ["freelb"] for trial in many[1:])
+
+
+def test_a_method_is_tried_alike_whatever_is_beside_it(given: Given) -> None:
+    alone = trials_of(config_of(given))
+    beside = trials_of(config_of(given, methods=["freelb", "r3f"], search=SEARCH | {"r3f.noise": [1e-6, 1e-4]}))
+    assert [trial["freelb"] for trial in alone[1:]] == [trial["freelb"] for trial in beside[1:]]
+
+
+def test_the_best_on_dev_is_chosen_and_nothing_but_dev_is_scored(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[set[str]] = []
+
+    def watched(cell: Any, task: Any, data: Any, *rest: Any) -> dict[str, Any]:
+        seen.append({*task.splits, *data})
+        return train(cell, task, data, *rest)
+
+    monkeypatch.setattr("finetune.sweep.train", watched)
+    asked = given(**USUAL, seeds=[0, 1])
+    tune(asked)
+    assert seen == [{"train", "dev"}] * 8
+    out = tmp_path / "runs"
+    ends = {path.parent: record.read(path)[-1] for path in out.rglob(record.NAME)}
+    assert len(ends) == 8
+    assert not [key for end in ends.values() for key in end if key.startswith("test")]
+    assert not list(out.rglob(FOLDER))
+    rows = rows_of(out)
+    assert [(row["method"], row["trial"]) for row in rows] == [
+        ("vanilla", "0"), ("freelb", "0"), ("freelb", "1"), ("freelb", "2")
+    ]  # fmt: skip
+    for row in rows:
+        folders = [out / f"trial-{row['trial']}/colours/tiny-{row['method']}-{seed}" for seed in (0, 1)]
+        assert float(row["dev"]) == pytest.approx(sum(ends[folder]["dev_accuracy"] for folder in folders) / 2)
+    best = max(rows[1:], key=lambda row: float(row["dev"]))
+    chosen = yaml.safe_load((out / "best.yaml").read_text())
+    assert chosen["colours"].keys() == {"freelb"}
+    settings = " ".join(f"freelb.{name}={value:g}" for name, value in chosen["colours"]["freelb"].items())
+    assert settings == best["settings"]
+    printed = capsys.readouterr().out
+    assert re.search(r"^colours vanilla: dev accuracy 0\.\d{4}, nothing searched$", printed, re.MULTILINE)
+    assert f"trial {best['trial']} of 3 (" in printed
+
+
+def rows_of(out: Path) -> list[dict[str, str]]:
+    with (out / "trials.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_is_chosen_is_taken_by_a_run(given: Given, tmp_path: Path) -> None:
+    tune(given(**USUAL))
+    best = yaml.safe_load((tmp_path / "runs/best.yaml").read_text())["colours"]
+    own = {key: value for key, value in given(**USUAL).items() if key not in ("trials", "search")}
+    (_, cell) = Sweep({**own, **best, "out": tmp_path / "final"}).cells
+    assert (cell.config.freelb.radius, cell.config.freelb.passes) == (
+        best["freelb"]["radius"],
+        best["freelb"]["passes"],
+    )
+
+
+def test_a_search_goes_on_where_it_was_cut_off(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = given(**USUAL)
+    tune(asked)
+    out = tmp_path / "runs"
+    before = (out / "best.yaml").read_bytes(), (out / "trials.csv").read_bytes()
+    for name in ("best.yaml", "trials.csv"):
+        (out / name).unlink()
+    path = out / "trial-2/colours/tiny-freelb-0" / record.NAME
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    capsys.readouterr()
+    tune(asked)
+    assert capsys.readouterr().out.count("finished before") == 3
+    assert before == ((out / "best.yaml").read_bytes(), (out / "trials.csv").read_bytes())
+
+
+def test_worker_1_leaves_the_choice_to_worker_0(given: Given, tmp_path: Path) -> None:
+    tune(given(**USUAL, worker=1))
+    assert not (tmp_path / "runs/best.yaml").exists()
+    tune(given(**USUAL))
+    assert (tmp_path / "runs/best.yaml").exists()
+
+
+def test_trials_that_another_process_has_are_waited_for_or_told(given: Given) -> None:
+    config, work = prepared(given(**USUAL))
+    with pytest.raises(WorkError, match=r"4 trials are not made \(trial-0/colours/tiny-vanilla-0, .*same command"):
+        _choose(config, work)
+
+
+def failing(methods: Sequence[str], trials: Sequence[int]) -> Any:
+    def work(cell: Any, *rest: Any) -> dict[str, Any]:
+        if cell.run.method in methods and cell.run.trial in trials:
+            cell.folder.mkdir(parents=True)
+            lines = [{"event": "start"}, {"event": "failed", "error": "loss of step 1 is not finite"}]
+            (cell.folder / record.NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+            raise WorkError("loss of step 1 is not finite")
+        return train(cell, *rest)
+
+    return work
+
+
+def test_a_trial_that_fails_is_not_chosen_and_told(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.sweep.train", failing(["freelb"], [1]))
+    tune(given(**USUAL))
+    rows = rows_of(tmp_path / "runs")
+    assert [row["error"] for row in rows] == ["", "", "loss of step 1 is not finite", ""]
+    assert rows[2]["dev"] == ""
+    printed = capsys.readouterr().out
+    assert "1 of 4 runs failed (trial-1/colours/tiny-freelb-0)" in printed
+    assert ", 1 failed): freelb.radius=" in printed
+
+
+def test_a_method_whose_trials_all_fail_is_an_error(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.sweep.train", failing(["freelb"], [0, 1, 2]))
+    with pytest.raises(WorkError, match="colours: all trials of freelb have failed; the first: loss of step 1"):
+        tune(given(**USUAL))
+    assert not (tmp_path / "runs/best.yaml").exists()
+    assert len(rows_of(tmp_path / "runs")) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"search": {"freelb.radius": [0.5, 0.1]}}, r"search.freelb.radius = 0.5, 0.1: allowed: 0 < least < greatest"),
+        ({"search": {"freelb.radius": [0, 0.1]}}, r"search.freelb.radius = 0, 0.1: allowed: 0 < least"),
+        ({"search": {"freelb.passes": [3, 2]}}, r"search.freelb.passes = 3, 2: allowed: least < greatest"),
+        ({"search": {"freelb.passes": [2, 3.5]}}, r"search.freelb.passes = 2, 3.5: allowed: two whole numbers"),
+        ({"search": {"freelb.radios": [1, 2]}}, "freelb.radios is no number among the methods' settings"),
+        ({"search": {"freelb": [1, 2]}}, "freelb is no number among"),
+        ({"search": {"freelb.dropout": [1, 2]}}, "freelb.dropout is no number among"),
+        ({"search": {"optim.lr": [1e-5, 1e-4]}}, "optim.lr is no number among the methods' settings"),
+        ({"search": {"outside.size": [1, 2]}}, "outside.size is no number among"),
+        ({"search": {}}, "search.* give at least 1"),
+        ({"search": {"pgd.radius": [0.1, 0.2]}}, "search has no range of vanilla, freelb; set --search"),
+        ({"methods": ["freelb", "asa_freelb"]}, "freelb and asa_freelb share freelb.radius; tune one of them"),
+        ({"trials": 1}, "trials = 1: .*allowed: 2 <= trials"),
+        ({"paper_compat": True}, "paper_compat = true would choose settings by the scored rows"),
+        ({"save_model": True}, "save_model = true: trials keep no models"),
+        ({"freelb": {"start": 0.4}}, "freelb.start = 0.4 is outside the ball"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_is_trained(
+    changes: dict[str, Any], message: str, given: Given, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        tune(given(**(USUAL | changes)))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_search_finds_settings_of_a_method_from_outside(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "searched_method.py").write_text(
+        "from asa.methods.vanilla import Vanilla\n\ndef build(config):\n    return Vanilla()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    method = "searched_method:build"
+    monkeypatch.setitem(METHODS, method, None)
+    del METHODS[method]
+    changes = {"methods": ["vanilla", method], "search": {"outside.size": [0.01, 0.1]}, "outside": {"size": 0.02}}
+    trials = trials_of(config_of(given, **changes))
+    assert trials[1]["methods"] == [method]
+    assert all(0.01 <= trial["outside"]["size"] <= 0.1 for trial in trials[1:])
+
+
+def test_a_setting_that_was_not_given_may_be_searched(given: Given, tmp_path: Path) -> None:
+    tune(given(methods=["random_mask"], search={"random_mask.share": [0.1, 0.9]}, trials=2, epochs=1))
+    rows = rows_of(tmp_path / "runs")
+    assert rows[0]["settings"] == "random_mask.share=null"
+    assert re.fullmatch(r"random_mask\.share=0\.\d+", rows[1]["settings"])
+
+
+def test_trials_are_no_runs_of_a_sweep_or_a_report(given: Given, tmp_path: Path) -> None:
+    tune(given(**USUAL))
+    own = {key: value for key, value in given(**USUAL).items() if key not in ("trials", "search")}
+    with pytest.raises(RequestError, match="is a finished run with another stage"):
+        sweep({**own, "out": tmp_path / "runs/trial-0"})
+    alone = from_dict(ReportConfig, {"runs": tmp_path / "runs", "out": tmp_path / "report"})
+    with pytest.raises(RequestError, match=r"trials alone, which their trials\.csv tells"):
+        write(alone)
+    sweep({**own, "out": tmp_path / "runs/final"})
+    write(alone)
+    page = (tmp_path / "report/report.md").read_text()
+    assert "Not shown: 4 trial runs of settings (finetune tune), which are chosen by dev." in page
+    assert "trial-1" not in page
+
+
+def test_a_sweeps_keys_are_those_of_a_search(given: Given) -> None:
+    """TuneConfig adds to them and changes the seeds alone."""
+    plain, searched = from_dict(FinetuneConfig, given()), config_of(given, methods=["vanilla", "freelb"])
+    assert searched.seeds == (0,)
+    assert vars(searched).keys() - vars(plain).keys() == {"trials", "search"}
