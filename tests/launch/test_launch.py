@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from asa import checkpoint, record
 from asa.config import save_yaml
@@ -79,6 +80,20 @@ def test_two_processes_share_the_fine_tuning_runs(make: Make, tmp_path: Path) ->
         # A process that starts late may also tell that the other has finished a run before.
         made = [line for line in done.stdout.splitlines() if f"tiny-{method}-0 " in line and "best epoch" in line]
         assert len(made) == 1
+
+
+def test_two_processes_share_the_trials_of_a_search(make: Make, tmp_path: Path) -> None:
+    config = make(methods=["vanilla", "freelb"], max_steps=1)
+    save_yaml(config, tmp_path / "run.yaml")
+    search = ["--trials", "3", "--search.freelb.radius", "[0.01,0.1]"]
+    done = python("launch", "tune", "--config", tmp_path / "run.yaml", "--nproc", "2", *search)
+    assert done.returncode == 0, done.stderr[-2000:]
+    made = re.findall(r"^(trial-\d/colours/\S+) +dev_accuracy", done.stdout, re.MULTILINE)
+    trials = [f"trial-{number}/colours/tiny-freelb-0" for number in range(3)]
+    assert sorted(made) == sorted(["trial-0/colours/tiny-vanilla-0", *trials])
+    assert done.stdout.count("colours freelb: dev accuracy") == 1
+    best = yaml.safe_load((config.out / "best.yaml").read_text())
+    assert 0.01 <= best["colours"]["freelb"]["radius"] <= 0.1
 
 
 @pytest.mark.slow
