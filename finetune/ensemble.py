@@ -2,14 +2,14 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp
+from scipy.special import log_softmax
 
 from asa import manifest, record
 from asa.errors import RequestError
@@ -72,17 +72,21 @@ def mean(runs: Sequence[Path], name: str) -> Stored:
 def _averaged(members: list[Predictions]) -> Predictions:
     """Means of numbers, or logs of mean probabilities. A word that one member has cut off counts as cut off."""
     kind = members[0].kind
-    if kind == "token":
-        sizes = np.min([[len(row) for row in one.logits] for one in members], axis=0)
-        cut = [[row[:size] for row, size in zip(one.logits, sizes, strict=True)] for one in members]
-        return Predictions(kind, by_row(_mean([np.concatenate(rows) for rows in cut]), sizes), None)
-    whole = [np.stack(one.logits) for one in members]
-    return Predictions(kind, list(np.mean(whole, axis=0) if kind == "regression" else _mean(whole)), None)
+    if kind == "regression":
+        return Predictions(kind, list(np.mean([one.logits for one in members], axis=0)), None)
+    if kind != "token":
+        return Predictions(kind, list(_mean(np.stack(one.logits) for one in members)), None)
+    sizes = np.min([[len(row) for row in one.logits] for one in members], axis=0)
+    cut = ([row[:size] for row, size in zip(one.logits, sizes, strict=True)] for one in members)
+    return Predictions(kind, by_row(_mean(map(np.concatenate, cut)), sizes), None)
 
 
-def _mean(members: list[np.ndarray]) -> np.ndarray:
-    logs = np.stack([log_softmax(logits_NC.astype(np.float64), axis=-1) for logits_NC in members])
-    return logsumexp(logs, axis=0) - np.log(len(members))
+def _mean(members: Iterable[np.ndarray]) -> np.ndarray:
+    """Log of the mean probabilities, [N, C], of logits that come member by member: all at once are too many."""
+    logs, count = np.float64(-np.inf), 0
+    for logits_NC in members:
+        logs, count = np.logaddexp(logs, log_softmax(logits_NC.astype(np.float64), axis=-1)), count + 1
+    return logs - np.log(count)
 
 
 def _same_rows(starts: dict[Path, dict[str, Any]]) -> None:

@@ -43,7 +43,7 @@ class Predictions(NamedTuple):
 
     def check(self) -> None:
         """Raises WorkError where a number is not finite; -inf stands for an answer that a row does not have."""
-        numbers = np.concatenate([np.empty(0), *(row.ravel() for row in self.logits)])
+        numbers = np.concatenate([row.ravel() for row in self.logits])
         absent = np.isneginf(numbers) & (self.kind == "choice")
         if not (np.isfinite(numbers) | absent).all():
             raise WorkError("a prediction is not finite; lower --optim.lr")
@@ -133,7 +133,12 @@ def _read(path: Path) -> Stored:
     sizes = [len(row) for row in logits]
     words = sizes if gold is None else [len(row) for row in gold]
     whole = kind == "token" or {*sizes, *words} == {1}
-    if not whole or not len(ids) == len(sizes) == len(words) or any(n > m for n, m in zip(sizes, words, strict=True)):
+    if (
+        not ids
+        or not whole
+        or not len(ids) == len(sizes) == len(words)
+        or any(n > m for n, m in zip(sizes, words, strict=True))
+    ):
         raise ValueError
     found = Predictions(kind, logits if kind == "token" else [row[0] for row in logits], None)
     found.check()

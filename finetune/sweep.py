@@ -17,7 +17,7 @@ from asa.errors import RequestError, WorkError
 from asa.families import family
 from asa.methods import OURS
 from asa.places import check_folder
-from asa.tokenizer import load_tokenizer, reader_sha256
+from asa.tokenizer import for_words, load_tokenizer, reader_sha256
 from finetune import state
 from finetune.claims import claimed
 from finetune.config import FinetuneConfig, check
@@ -65,6 +65,9 @@ class Sweep:
                 check_own(cell.folder)
         self._alike: dict[str, PreTrainedTokenizerBase] = {}
         self._tokenizer = functools.cache(self._load_tokenizer)
+        if any(task.kind == "token" for task in self.tasks.values()):
+            for model in self.models:
+                for_words(self._tokenizer(model))  # refused before anything is trained
         # Those of one task alone, whose runs come one after the other.
         self._rows = functools.lru_cache(maxsize=1)(lambda task: functools.cache(functools.partial(self._encode, task)))
         self._told: set[str] = set()
@@ -218,10 +221,12 @@ def unscored(task: Task) -> Task:
 
 
 def cells_of(given: dict[str, Any], tasks: list[Task], trials: Trials | None) -> list[Cell]:
-    """The runs of a request, or those of all trials, one trial after the other. Raises: as plan."""
+    """The runs of a request, or of each task those of all trials, one trial after the other. Raises: as plan."""
     if trials is None:
         return plan(given, tasks)
-    return [cell for number, own in enumerate(trials) for cell in plan(merged(given, own), tasks, number)]
+    cells = [cell for number, own in enumerate(trials) for cell in plan(merged(given, own), tasks, number)]
+    order = [task.name for task in tasks]
+    return sorted(cells, key=lambda cell: order.index(cell.run.task))
 
 
 def plan(given: dict[str, Any], tasks: list[Task], trial: int | None = None) -> list[Cell]:

@@ -22,7 +22,7 @@ from asa.tokenizer import for_words, load_tokenizer
 from finetune.model import build, engine_of
 from finetune.predictions import predict
 from finetune.run import Run
-from finetune.tasks.batches import Encoded, encode, evaluation_batches, steps_per_epoch, training_rows, window
+from finetune.tasks.batches import Encoded, _visible, encode, evaluation_batches, steps_per_epoch, training_rows, window
 from finetune.tasks.ragged import Ragged
 from finetune.tasks.task import Kind, Split
 from tests.finetune.conftest import WORDS, Make, small_task
@@ -251,6 +251,16 @@ def test_evaluation_sees_every_row_once_whatever_the_batch_size(train: Encoded) 
     assert [batch.total_labels for _, batch in seen] == [7, 7, 7, 3]
     unlabelled = replace(train, labels=None, gold=None)
     assert sum(len(batch.labels) for _, batch in evaluation_batches(unlabelled, 7)) == 24
+
+
+def test_words_of_which_a_tokenizer_leaves_nothing_keep_their_places_whichever_chunk_they_are_in(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.tasks.batches.CHUNK", 2)
+    words = ("a", " ", "b", "c", "\u2003", "red")
+    split = Split(["0"], [words], [[0] * len(words)])
+    (row,) = _visible(split, load_tokenizer(model_folder, "--models.tiny"))
+    assert row == ["a", "[UNK]", "b", "c", "[UNK]", "red"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

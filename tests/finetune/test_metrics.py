@@ -184,6 +184,8 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "fewer labels": lambda path: rewritten(path, gold=np.array([1]), gold_words=np.array([1])),
     "fewer ids": lambda path: rewritten(path, ids=np.array(["0"])),
     "rows of two": lambda path: rewritten(path, logits=np.ones((4, 2)), words=np.array([2, 2])),
+    "more logits": lambda path: rewritten(path, logits=np.ones((3, 2), dtype=np.float32)),
+    "sizes below 0": lambda path: rewritten(path, words=np.array([3, -1])),
     "not finite": lambda path: rewritten(path, logits=np.full((2, 2), np.nan)),
 }
 
@@ -195,6 +197,15 @@ def test_damaged_predictions_are_one_line_that_names_the_file(damage: str, tmp_p
     DAMAGE[damage](path)
     with pytest.raises(WorkError, match=r"test\.npz is damaged; restore it"):
         load_predictions(path)
+
+
+def test_no_rows_of_words_are_damage(tmp_path: Path) -> None:
+    save_predictions(tmp_path / "test.npz", STORED[3])
+    nothing = np.empty((0, 2), dtype=np.float32), np.empty(0, dtype=int), np.empty(0, dtype=np.str_)
+    names = {"logits": nothing[0], "words": nothing[1], "gold": nothing[1], "gold_words": nothing[1], "ids": nothing[2]}
+    rewritten(tmp_path / "test.npz", **names)
+    with pytest.raises(WorkError, match="damaged"):
+        load_predictions(tmp_path / "test.npz")
 
 
 def test_more_words_predicted_than_a_row_has_are_damage(tmp_path: Path) -> None:

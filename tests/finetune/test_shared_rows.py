@@ -7,10 +7,12 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import PreTrainedTokenizerFast
 
+from asa.errors import RequestError
 from finetune.sweep import Sweep
-from tests.finetune.conftest import Given
+from tests.finetune.conftest import Given, small_task
 
 
 def copied(folder: Path, to: Path, **settings: Any) -> Path:
@@ -38,6 +40,18 @@ def test_models_share_a_tokenizer_if_it_reads_all_texts_alike(given: Given, tmp_
     assert not isinstance(found["python"], PreTrainedTokenizerFast)
     assert found["same"] is found["base"]
     assert len({id(one) for one in found.values()}) == 4
+
+
+def test_a_tokenizer_that_cannot_tell_words_is_refused_before_anything_is_trained(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = given()
+    slow = copied(asked["models"]["tiny"], tmp_path / "python", tokenizer_class="BertweetTokenizer")
+    (slow / "vocab.txt").write_text("red 1\n")
+    (slow / "bpe.codes").write_text("#\n")
+    monkeypatch.setattr("finetune.sweep.tasks_of", lambda config: {"small": small_task("token")})
+    with pytest.raises(RequestError, match="BertweetTokenizer cannot tell the words"):
+        Sweep({**asked, "models": {**asked["models"], "slow": slow}})
 
 
 def test_rows_are_made_once_for_each_length_and_forgotten_with_their_task(given: Given) -> None:

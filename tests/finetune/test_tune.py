@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from finetune.config import FinetuneConfig, ReportConfig, TuneConfig
 from finetune.loop import train
 from finetune.predictions import FOLDER
 from finetune.report.write import write
-from finetune.sweep import Sweep, sweep
+from finetune.run import Cell, Run
+from finetune.sweep import Sweep, cells_of, sweep
+from finetune.tasks.task import Task
 from finetune.tune import _choose, _scaled, prepared, trials_of, tune
-from tests.finetune.conftest import Given
+from tests.finetune.conftest import Given, Make, small_task
 
 SEARCH = {"freelb.radius": [0.01, 0.5], "freelb.passes": [2, 4]}
 USUAL: dict[str, Any] = {
@@ -111,6 +114,18 @@ def test_the_best_on_dev_is_chosen_and_nothing_but_dev_is_scored(
 def rows_of(out: Path) -> list[dict[str, str]]:
     with (out / "trials.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_all_trials_of_a_task_come_before_another_task(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
+    """A task's tokenized rows are kept until the next one."""
+
+    def plan(given: dict[str, Any], tasks: list[Task], trial: int) -> list[Cell]:
+        return [Cell(Run(task.name, "tiny", "vanilla", 0, trial), make()) for task in tasks]
+
+    monkeypatch.setattr("finetune.sweep.plan", plan)
+    tasks = [replace(small_task("classification"), name=name) for name in ("second", "first")]
+    found = [cell.run[::4] for cell in cells_of({}, tasks, [{}, {}])]
+    assert found == [("second", 0), ("second", 1), ("first", 0), ("first", 1)]
 
 
 def test_what_is_chosen_is_taken_by_a_run(given: Given, tmp_path: Path) -> None:

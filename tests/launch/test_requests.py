@@ -232,7 +232,7 @@ def test_a_pod_that_is_a_rank_itself_makes_no_ranks_of_its_workers(monkeypatch: 
 def test_the_callers_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("launch.command.cores", lambda: 8)
-    for name in ("OMP_NUM_THREADS", "RANK", "LOCAL_RANK"):
+    for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     names = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")  # torch's, and the tokenizers'
 
@@ -247,6 +247,11 @@ def test_the_callers_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert environment(4).get("OMP_NUM_THREADS") is None
     assert environment(4)["RAYON_NUM_THREADS"] == "2"
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,1")  # OpenMP's, of nested regions
+    assert environment(4)["RAYON_NUM_THREADS"] == "3"
+    monkeypatch.setenv("RAYON_NUM_THREADS", "7")
+    assert environment(4)["RAYON_NUM_THREADS"] == "7"
 
 
 def test_machines_that_pdsh_does_not_reach_are_refused(
