@@ -7,10 +7,12 @@ import pytest
 import yaml
 
 from asa.config import from_dict, to_dict
+from asa.methods import OURS
 from data_prep.config import BuildConfig
-from finetune.config import FinetuneConfig
+from finetune.config import FinetuneConfig, TuneConfig
 from finetune.metrics import check_metrics
 from finetune.tasks.spec import TaskConfig, named
+from finetune.tune import trials_of
 from pretrain.config import PretrainConfig
 
 STAGES: dict[str, Any] = {
@@ -26,7 +28,18 @@ FILES = sorted(path for path in ROOT.rglob("*.yaml") if path.relative_to(ROOT).p
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_a_config_is_valid(path: Path) -> None:
-    from_dict(STAGES[path.relative_to(ROOT).parts[0]], yaml.safe_load(path.read_text()))
+    values = yaml.safe_load(path.read_text())
+    if "search" in values:  # goes with a comparison's file
+        from_dict(TuneConfig, values | {"models": {"m": "m"}, "out": "o"})
+    else:
+        from_dict(STAGES[path.relative_to(ROOT).parts[0]], values)
+
+
+@pytest.mark.parametrize("method", sorted(OURS - {"vanilla"}))
+def test_there_are_ranges_for_every_method(method: str) -> None:
+    values = yaml.safe_load((ROOT / "finetune/search.yaml").read_text())
+    config = from_dict(TuneConfig, values | {"models": {"m": "m"}, "out": "o", "methods": ["vanilla", method]})
+    assert [trial.get("methods") for trial in trials_of(config)] == [None, *[[method]] * 7]
 
 
 TASKS = sorted(path.stem for path in (ROOT / "task").glob("*.yaml"))

@@ -19,6 +19,7 @@ import pytest
 from asa.config import from_dict
 from asa.errors import RequestError
 from asa.methods import MethodsConfig
+from finetune.config import FinetuneConfig, TuneConfig
 from tests import knobs_worker, test_knobs_data, test_knobs_methods, test_knobs_stages
 
 ROOT = Path(__file__).parent
@@ -66,6 +67,8 @@ PROVEN = {
     "FinetuneConfig.recipes": "test_knobs_data.py::test_a_recipe_and_a_preset_are_taken_where_asked_for",
     "FinetuneConfig.tasks": "finetune/test_sweep.py::"
     "test_a_standard_task_starts_from_its_recipe_and_flags_have_the_last_word",
+    "TuneConfig.seeds": "finetune/test_tune.py::test_the_best_on_dev_is_chosen_and_nothing_but_dev_is_scored",
+    "TuneConfig.trials": "finetune/test_tune.py::test_trials_fill_the_ranges_and_more_of_them_begin_with_the_same",
     "MapsConfig.beside": "finetune/test_maps.py::test_a_second_models_attention_stands_beside",
     "MapsConfig.head": "finetune/test_maps.py::test_a_head_is_one_of_those_whose_mean_is_drawn",
     "MapsConfig.layers": "finetune/test_maps.py::test_a_second_models_attention_stands_beside",
@@ -145,7 +148,8 @@ def configs() -> Iterator[Any]:
             if not module.name.endswith("__main__"):
                 held = vars(importlib.import_module(module.name)).values()
                 found += [one for one in held if isinstance(one, type) and hasattr(one, "__pydantic_fields__")]
-    kinds = {type(value) for value in vars(MethodsConfig()).values()}  # SmoothConfig is used itself and extended
+    kinds = {type(value) for value in vars(MethodsConfig()).values()}  # SmoothConfig is used itself and extended,
+    kinds.add(FinetuneConfig)  # and so is this
     extended = {base for one in found for base in one.__mro__[1:]} - kinds
     yield from dict.fromkeys(one for one in found if dataclasses.is_dataclass(one) and one not in extended)
 
@@ -162,6 +166,8 @@ def settings() -> dict[str, bool]:
     }
     for cls in CONFIGS.values():
         shared = GROUPS.keys() | {"outside"} if issubclass(cls, MethodsConfig) else set()
+        if cls is TuneConfig:
+            shared |= {field.name for field in dataclasses.fields(FinetuneConfig)} - TuneConfig.__annotations__.keys()
         for field in dataclasses.fields(cls) if cls is not GROUPS["alum"] else ():
             if field.name not in shared and not dataclasses.is_dataclass(field.type):
                 found[f"{groups.get(cls, cls.__name__)}.{field.name}"] = not needed(cls, field.name)
