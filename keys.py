@@ -104,6 +104,8 @@ def told(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         bounds = [bound for extra in inner[1:] for bound in getattr(extra, "metadata", ())]
         return told(inner[0]) + _within(bounds)
+    if get_origin(hint) is tuple and Ellipsis not in inner:
+        return f"[{', '.join(map(told, inner))}]"
     if get_origin(hint) in (list, tuple):
         return f"{told(inner[0])}, or several with commas"
     if get_origin(hint) is dict:

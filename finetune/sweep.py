@@ -224,7 +224,14 @@ def cells_of(given: dict[str, Any], tasks: list[Task], trials: Trials | None) ->
     """The runs of a request, or of each task those of all trials, one trial after the other. Raises: as plan."""
     if trials is None:
         return plan(given, tasks)
-    cells = [cell for number, own in enumerate(trials) for cell in plan(merged(given, own), tasks, number)]
+    cells: list[Cell] = []
+    for number, own in enumerate(trials):
+        try:
+            cells += plan(merged(given, own), tasks, number)
+        except RequestError as error:
+            if number == 0:
+                raise
+            raise RequestError(f"trial {number}, whose settings are of --search: {error}; or mend --search") from None
     order = [task.name for task in tasks]
     return sorted(cells, key=lambda cell: order.index(cell.run.task))
 

@@ -20,6 +20,7 @@ from finetune.config import FinetuneConfig, TuneConfig
 from finetune.recipes import merged
 from finetune.run import Cell
 from finetune.sweep import Sweep, Trials, make_all
+from finetune.together import Alone
 
 OWN = ("trials", "search")  # keys of TuneConfig that no run reads
 BEST, TABLE = "best.yaml", "trials.csv"
@@ -46,8 +47,13 @@ def tune(given: dict[str, Any]) -> None:
         failure, or another process is not done.
     """
     config, work = prepared(given)
+    if config.worker == 0:
+        # An earlier search's would be taken for this one's where this one does not come to its end.
+        dist.on_main(lambda: (config.out / BEST).unlink(missing_ok=True))
     try:
         make_all(work, config.worker)
+    except Alone:
+        raise
     except WorkError as error:  # a trial that diverges has found something out
         print(error, flush=True)
     if config.worker == 0:
@@ -61,7 +67,8 @@ def prepared(given: dict[str, Any]) -> tuple[TuneConfig, Sweep]:
         raise RequestError("paper_compat = true would choose settings by the scored rows; set --paper_compat false")
     if config.save_model:
         raise RequestError("save_model = true: trials keep no models; set --save_model false and train with the best")
-    return config, Sweep({key: value for key, value in given.items() if key not in OWN}, trials_of(config))
+    base = {key: value for key, value in given.items() if key not in OWN}
+    return config, Sweep({**base, "seeds": list(config.seeds)}, trials_of(config))
 
 
 def ranges_of(config: TuneConfig) -> dict[str, dict[str, tuple[float, float]]]:
@@ -80,7 +87,9 @@ def ranges_of(config: TuneConfig) -> dict[str, dict[str, tuple[float, float]]]:
         if not low < high or (least and low <= 0):
             raise RequestError(f"search.{name} = {low:g}, {high:g}: allowed: {least}least < greatest; set {flag}")
         if len(readers) > 1:
-            raise RequestError(f"{' and '.join(readers)} share {name}; tune one of them at a time, set --methods")
+            raise RequestError(
+                f"{' and '.join(readers)} share {name}; tune one at a time, by --methods and another --out"
+            )
         if readers:
             found.setdefault(group, {})[key] = low, high
     if not found:
@@ -91,23 +100,27 @@ def ranges_of(config: TuneConfig) -> dict[str, dict[str, tuple[float, float]]]:
 def trials_of(config: TuneConfig) -> Trials:
     """What each trial has otherwise: the first nothing, the others the methods that are searched and their settings.
 
-    Settings are a scrambled Halton sequence, which fills the ranges evenly however many there are: a group's depend on
-    its own ranges alone, and more trials begin with the same ones.
+    A method's settings are a scrambled Halton sequence, which fills its ranges evenly however many there are: they
+    depend on its own ranges alone, and more trials begin with the same ones.
     """
     ranges = ranges_of(config)
     searched = [method for method in config.methods if _groups(method) & ranges.keys()]
-    drawn = {group: _drawn(config, group, own) for group, own in ranges.items()}
-    others = [{group: rows[number] for group, rows in drawn.items()} for number in range(config.trials - 1)]
-    return [{}, *({"methods": searched, **settings} for settings in others)]
+    drawn = [_drawn(config, {group: ranges[group] for group in _groups(method) & ranges.keys()}) for method in searched]
+    return [{}, *({"methods": searched, **merged(*settings)} for settings in zip(*drawn, strict=True))]
 
 
-def _drawn(config: TuneConfig, group: str, ranges: dict[str, tuple[float, float]]) -> list[dict[str, float]]:
-    keys = sorted(ranges)
+def _drawn(config: TuneConfig, ranges: dict[str, dict[str, tuple[float, float]]]) -> list[dict[str, Any]]:
+    """Of one method, over all groups that it reads."""
+    keys = sorted((group, key) for group, own in ranges.items() for key in own)
     points = Halton(len(keys), rng=np.random.default_rng(0)).random(config.trials - 1)
-    return [
-        {key: _scaled(share, *ranges[key], _kind(config, group, key) is int) for key, share in row}
-        for row in (zip(keys, point.tolist(), strict=True) for point in points)
-    ]
+    found = []
+    for point in points.tolist():
+        settings: dict[str, Any] = {}
+        for (group, key), share in zip(keys, point, strict=True):
+            whole_number = _kind(config, group, key) is int
+            settings.setdefault(group, {})[key] = _scaled(share, *ranges[group][key], whole_number)
+        found.append(settings)
+    return found
 
 
 def _scaled(share: float, low: float, high: float, whole: bool) -> float:
@@ -148,22 +161,25 @@ def _choose(config: TuneConfig, work: Sweep) -> None:
     together: dict[tuple[str, str], list[Tried]] = {}
     for one in tried:
         together.setdefault((one.task, one.method), []).append(one)
-    for (task, _), trials in together.items():
-        one = _best(trials)
+    lost: dict[str, str] = {}
+    for (task, method), trials in together.items():
+        if (one := _best(trials)) is None:
+            lost[task] = f"{task}: all trials of {method} have failed; the first: {trials[0].error}"
+            continue
         best[task] = merged(best[task], one.settings)
         print(_line(one, trials, metrics[task]))
     with whole(config.out / BEST) as file:
-        file.write_text(yaml.safe_dump(best, sort_keys=False))
+        whole_ones = {task: own for task, own in best.items() if task not in lost}
+        file.write_text(yaml.safe_dump(whole_ones, sort_keys=False))
     print(f"{config.out / TABLE} has all trials; the best: --config {config.out / BEST}:TASK, beside the other flags")
+    if lost:
+        raise WorkError("; ".join(lost.values()))
 
 
-def _best(trials: list[Tried]) -> Tried:
-    """Of a method on a task. Raises WorkError where every trial has failed."""
+def _best(trials: list[Tried]) -> Tried | None:
+    """Of a method on a task; None where every trial has failed."""
     made = [one for one in trials if not one.error]
-    if not made:
-        one = trials[0]
-        raise WorkError(f"{one.task}: all trials of {one.method} have failed; the first: {one.error}")
-    return max(made, key=lambda one: -math.inf if math.isnan(one.score) else one.score)
+    return max(made, default=None, key=lambda one: -math.inf if math.isnan(one.score) else one.score)
 
 
 def _ended(cell: Cell) -> bool:

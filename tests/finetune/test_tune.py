@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from finetune.report.write import write
 from finetune.run import Cell, Run
 from finetune.sweep import Sweep, cells_of, sweep
 from finetune.tasks.task import Task
+from finetune.together import Alone
 from finetune.tune import _choose, _scaled, prepared, trials_of, tune
 from tests.finetune.conftest import Given, Make, small_task
 
@@ -74,6 +76,31 @@ def test_a_method_is_tried_alike_whatever_is_beside_it(given: Given) -> None:
     alone = trials_of(config_of(given))
     beside = trials_of(config_of(given, methods=["freelb", "r3f"], search=SEARCH | {"r3f.noise": [1e-6, 1e-4]}))
     assert [trial["freelb"] for trial in alone[1:]] == [trial["freelb"] for trial in beside[1:]]
+
+
+def test_settings_of_two_groups_that_a_method_reads_are_drawn_apart(given: Given) -> None:
+    search = {"asa.tau": [0.1, 10], "freelb.radius": [0.1, 10]}
+    trials = trials_of(config_of(given, methods=["asa_freelb"], search=search, trials=33))
+    pairs = [(math.log10(trial["asa"]["tau"]), math.log10(trial["freelb"]["radius"])) for trial in trials[1:]]
+    corners = [(tau > 0, radius > 0) for tau, radius in pairs]
+    assert {corner: corners.count(corner) >= 6 for corner in corners} == dict.fromkeys(
+        product((True, False), repeat=2), True
+    )
+
+
+def test_a_search_has_one_seed_unless_told(given: Given) -> None:
+    asked = {key: value for key, value in given(**USUAL).items() if key != "seeds"}
+    _, work = prepared(asked)
+    assert [cell.run.seed for cell in work.cells] == [0] * 4
+
+
+def test_a_rank_that_fails_alone_ends_the_search(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lone(*rest: Any) -> dict[str, Any]:
+        raise Alone("rank 1: out of memory")
+
+    monkeypatch.setattr("finetune.sweep.train", lone)
+    with pytest.raises(Alone, match="rank 1"):
+        tune(given(**USUAL))
 
 
 def test_the_best_on_dev_is_chosen_and_nothing_but_dev_is_scored(
@@ -198,9 +225,11 @@ def test_a_method_whose_trials_all_fail_is_an_error(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune.sweep.train", failing(["freelb"], [0, 1, 2]))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/best.yaml").write_text("colours: {freelb: {radius: 0.4}}")  # an earlier search's
     with pytest.raises(WorkError, match="colours: all trials of freelb have failed; the first: loss of step 1"):
         tune(given(**USUAL))
-    assert not (tmp_path / "runs/best.yaml").exists()
+    assert yaml.safe_load((tmp_path / "runs/best.yaml").read_text()) == {}
     assert len(rows_of(tmp_path / "runs")) == 4
 
 
@@ -218,11 +247,18 @@ def test_a_method_whose_trials_all_fail_is_an_error(
         ({"search": {"outside.size": [1, 2]}}, "outside.size is no number among"),
         ({"search": {}}, "search.* give at least 1"),
         ({"search": {"pgd.radius": [0.1, 0.2]}}, "search has no range of vanilla, freelb; set --search"),
-        ({"methods": ["freelb", "asa_freelb"]}, "freelb and asa_freelb share freelb.radius; tune one of them"),
+        (
+            {"methods": ["freelb", "asa_freelb"]},
+            "freelb and asa_freelb share freelb.radius; tune one at a time, by --methods and",
+        ),
         ({"trials": 1}, "trials = 1: .*allowed: 2 <= trials"),
         ({"paper_compat": True}, "paper_compat = true would choose settings by the scored rows"),
         ({"save_model": True}, "save_model = true: trials keep no models"),
         ({"freelb": {"start": 0.4}}, "freelb.start = 0.4 is outside the ball"),
+        (
+            {"freelb": {"start": 0.1}},
+            r"trial 1, whose settings are of --search: freelb.start = 0.1 .*; or mend --search",
+        ),
     ],
 )
 def test_wrong_requests_are_refused_before_anything_is_trained(
