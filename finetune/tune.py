@@ -43,21 +43,24 @@ def tune(given: dict[str, Any]) -> None:
     an entry for each task, as `--config OUT/best.yaml:TASK` takes it), and print them.
 
     Args: given, the keys of TuneConfig that files and flags say, nested.
-    Raises: RequestError for a wrong input, before anything is trained; WorkError where a method has no trial without a
-        failure, or another process is not done.
+    Raises: RequestError for a wrong input, before anything is trained; at the end, where runs have failed, as make_all;
+        WorkError where a method has no trial without a failure, or another process is not done.
     """
     config, work = prepared(given)
     if config.worker == 0:
         # An earlier search's would be taken for this one's where this one does not come to its end.
         dist.on_main(lambda: (config.out / BEST).unlink(missing_ok=True))
+    failed: RequestError | WorkError | None = None
     try:
         make_all(work, config.worker)
     except Alone:
         raise
-    except WorkError as error:  # a trial that diverges has found something out
-        print(error, flush=True)
+    except (RequestError, WorkError) as error:  # the choice is made among the others
+        failed = error
     if config.worker == 0:
-        dist.on_main(lambda: _choose(config, work))
+        dist.on_main(lambda: _choose(config, work, failed))
+    if failed is not None:
+        raise failed
 
 
 def prepared(given: dict[str, Any]) -> tuple[TuneConfig, Sweep]:
@@ -150,10 +153,10 @@ def _value(config: FinetuneConfig, group: str, key: str) -> Any:
     return config.outside[key] if group == "outside" else getattr(getattr(config, group), key)
 
 
-def _choose(config: TuneConfig, work: Sweep) -> None:
-    """Raises: as tune."""
+def _choose(config: TuneConfig, work: Sweep, failed: Exception | None = None) -> None:
+    """Args: failed, why runs have. Raises: as tune."""
     if left := [cell.run.name for cell in work.cells if not _ended(cell)]:
-        raise WorkError(f"{len(left)} trials are not made ({', '.join(left)}); give the same command again")
+        raise failed or WorkError(f"{len(left)} trials are not made ({', '.join(left)}); give the same command again")
     metrics = {name: task.metrics[0] for name, task in work.tasks.items()}
     tried = _results(work.cells, metrics, ranges_of(config))
     _write_table(config.out / TABLE, tried)

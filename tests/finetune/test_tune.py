@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +82,7 @@ def test_settings_of_two_groups_that_a_method_reads_are_drawn_apart(given: Given
     trials = trials_of(config_of(given, methods=["asa_freelb"], search=search, trials=33))
     pairs = [(math.log10(trial["asa"]["tau"]), math.log10(trial["freelb"]["radius"])) for trial in trials[1:]]
     corners = [(tau > 0, radius > 0) for tau, radius in pairs]
-    assert {corner: corners.count(corner) >= 6 for corner in corners} == dict.fromkeys(
-        product((True, False), repeat=2), True
-    )
+    assert min(corners.count((weak, near)) for weak in (True, False) for near in (True, False)) >= 6
 
 
 def test_a_search_has_one_seed_unless_told(given: Given) -> None:
@@ -212,12 +209,13 @@ def test_a_trial_that_fails_is_not_chosen_and_told(
     given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune.sweep.train", failing(["freelb"], [1]))
-    tune(given(**USUAL))
+    with pytest.raises(WorkError, match=r"1 of 4 runs failed \(trial-1/colours/tiny-freelb-0\)"):
+        tune(given(**USUAL))
+    assert (tmp_path / "runs/best.yaml").exists()
     rows = rows_of(tmp_path / "runs")
     assert [row["error"] for row in rows] == ["", "", "loss of step 1 is not finite", ""]
     assert rows[2]["dev"] == ""
     printed = capsys.readouterr().out
-    assert "1 of 4 runs failed (trial-1/colours/tiny-freelb-0)" in printed
     assert ", 1 failed): freelb.radius=" in printed
 
 
