@@ -15,7 +15,7 @@ from asa import dist, record
 from asa.config import flat, from_dict
 from asa.errors import RequestError, WorkError
 from asa.methods import OURS, groups_read
-from asa.places import whole
+from asa.places import refusal_told, whole
 from finetune.config import FinetuneConfig, TuneConfig
 from finetune.recipes import merged
 from finetune.run import Cell
@@ -48,8 +48,7 @@ def tune(given: dict[str, Any]) -> None:
     """
     config, work = prepared(given)
     if config.worker == 0:
-        # An earlier search's would be taken for this one's where this one does not come to its end.
-        dist.on_main(lambda: (config.out / BEST).unlink(missing_ok=True))
+        dist.on_main(lambda: _forget(config.out / BEST))
     failed: RequestError | WorkError | None = None
     try:
         make_all(work, config.worker)
@@ -61,6 +60,12 @@ def tune(given: dict[str, Any]) -> None:
         dist.on_main(lambda: _choose(config, work, failed))
     if failed is not None:
         raise failed
+
+
+def _forget(best: Path) -> None:
+    """An earlier search's, which would be taken for this one's where this one does not come to its end."""
+    with refusal_told(best):
+        best.unlink(missing_ok=True)
 
 
 def prepared(given: dict[str, Any]) -> tuple[TuneConfig, Sweep]:
@@ -164,19 +169,20 @@ def _choose(config: TuneConfig, work: Sweep, failed: Exception | None = None) ->
     together: dict[tuple[str, str], list[Tried]] = {}
     for one in tried:
         together.setdefault((one.task, one.method), []).append(one)
-    lost: dict[str, str] = {}
-    for (task, method), trials in together.items():
+    lost: list[Tried] = []
+    for (task, _), trials in together.items():
         if (one := _best(trials)) is None:
-            lost[task] = f"{task}: all trials of {method} have failed; the first: {trials[0].error}"
+            lost.append(trials[0])
             continue
         best[task] = merged(best[task], one.settings)
         print(_line(one, trials, metrics[task]))
     with whole(config.out / BEST) as file:
-        whole_ones = {task: own for task, own in best.items() if task not in lost}
+        whole_ones = {task: own for task, own in best.items() if task not in {one.task for one in lost}}
         file.write_text(yaml.safe_dump(whole_ones, sort_keys=False))
     print(f"{config.out / TABLE} has all trials; the best: --config {config.out / BEST}:TASK, beside the other flags")
     if lost:
-        raise WorkError("; ".join(lost.values()))
+        told = (f"{one.task}: all trials of {one.method} have failed; the first: {one.error}" for one in lost)
+        raise WorkError("; ".join(told))
 
 
 def _best(trials: list[Tried]) -> Tried | None:

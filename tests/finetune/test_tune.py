@@ -180,6 +180,15 @@ def test_a_search_goes_on_where_it_was_cut_off(
     assert before == ((out / "best.yaml").read_bytes(), (out / "trials.csv").read_bytes())
 
 
+def test_an_earlier_choice_that_cannot_be_removed_is_told_before_anything_is_trained(
+    given: Given, tmp_path: Path
+) -> None:
+    (tmp_path / "runs/best.yaml").mkdir(parents=True)
+    with pytest.raises(WorkError, match=r"best\.yaml cannot be written: Is a directory"):
+        tune(given(**USUAL))
+    assert not list((tmp_path / "runs").glob("trial-*"))
+
+
 def test_worker_1_leaves_the_choice_to_worker_0(given: Given, tmp_path: Path) -> None:
     tune(given(**USUAL, worker=1))
     assert not (tmp_path / "runs/best.yaml").exists()
