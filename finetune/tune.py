@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
-import yaml
 from scipy.stats.qmc import Halton
 
 from asa import dist, record
-from asa.config import flat, from_dict
+from asa.config import flat, from_dict, save_yaml
 from asa.errors import RequestError, WorkError
 from asa.methods import OURS, groups_read
 from asa.places import refusal_told, whole
@@ -40,7 +39,8 @@ class Tried(NamedTuple):
 
 def tune(given: dict[str, Any]) -> None:
     """Make all trials, write what they came to (OUT/trials.csv) and the best of each task and method (OUT/best.yaml,
-    an entry for each task, as `--config OUT/best.yaml:TASK` takes it), and print them.
+    an entry for each task, as `--config OUT/best.yaml:TASK` takes it, with what the methods were given besides), and
+    print them.
 
     Args: given, the keys of TuneConfig that files and flags say, nested.
     Raises: RequestError for a wrong input, before anything is trained; at the end, where runs have failed, as make_all;
@@ -57,7 +57,7 @@ def tune(given: dict[str, Any]) -> None:
     except (RequestError, WorkError) as error:  # the choice is made among the others
         failed = error
     if config.worker == 0:
-        dist.on_main(lambda: _choose(config, work, failed))
+        dist.on_main(lambda: _choose(config, work, given_of(config.methods, given), failed))
     if failed is not None:
         raise failed
 
@@ -71,12 +71,19 @@ def _forget(best: Path) -> None:
 def prepared(given: dict[str, Any]) -> tuple[TuneConfig, Sweep]:
     """The request and its runs, checked. Raises: RequestError for a wrong input; WorkError for a damaged task."""
     config = from_dict(TuneConfig, given)
+    _check(config)
+    base = {key: value for key, value in given.items() if key not in OWN}
+    work = Sweep({**base, "seeds": list(config.seeds)}, trials_of(config))
+    for cell in work.cells:  # a task's recipe may ask for what the request does not
+        _check(cell.config)
+    return config, work
+
+
+def _check(config: FinetuneConfig) -> None:
     if config.paper_compat:
         raise RequestError("paper_compat = true would choose settings by the scored rows; set --paper_compat false")
     if config.save_model:
         raise RequestError("save_model = true: trials keep no models; set --save_model false and train with the best")
-    base = {key: value for key, value in given.items() if key not in OWN}
-    return config, Sweep({**base, "seeds": list(config.seeds)}, trials_of(config))
 
 
 def ranges_of(config: TuneConfig) -> dict[str, dict[str, tuple[float, float]]]:
@@ -138,6 +145,12 @@ def _scaled(share: float, low: float, high: float, whole: bool) -> float:
     return min(high, max(low, float(f"{low * (high / low) ** share:.3g}")))
 
 
+def given_of(methods: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the methods that files and flags say: a run with what was chosen has to have them too."""
+    read = {group for method in methods for group in (*groups_read(method), *_groups(method))}
+    return {group: own for group, own in given.items() if group in read}
+
+
 def _groups(method: str) -> set[str]:
     return set(groups_read(method)) if method in OURS else {"outside"}
 
@@ -158,14 +171,14 @@ def _value(config: FinetuneConfig, group: str, key: str) -> Any:
     return config.outside[key] if group == "outside" else getattr(getattr(config, group), key)
 
 
-def _choose(config: TuneConfig, work: Sweep, failed: Exception | None = None) -> None:
-    """Args: failed, why runs have. Raises: as tune."""
+def _choose(config: TuneConfig, work: Sweep, besides: dict[str, Any], failed: Exception | None = None) -> None:
+    """Args: besides, the methods' settings that were not searched; failed, why runs have. Raises: as tune."""
     if left := [cell.run.name for cell in work.cells if not _ended(cell)]:
         raise failed or WorkError(f"{len(left)} trials are not made ({', '.join(left)}); give the same command again")
     metrics = {name: task.metrics[0] for name, task in work.tasks.items()}
     tried = _results(work.cells, metrics, ranges_of(config))
     _write_table(config.out / TABLE, tried)
-    best: dict[str, Any] = {task: {} for task in work.tasks}
+    best = dict.fromkeys(work.tasks, besides)
     together: dict[tuple[str, str], list[Tried]] = {}
     for one in tried:
         together.setdefault((one.task, one.method), []).append(one)
@@ -177,9 +190,8 @@ def _choose(config: TuneConfig, work: Sweep, failed: Exception | None = None) ->
         best[task] = merged(best[task], one.settings)
         print(_line(one, trials, metrics[task]))
     with whole(config.out / BEST) as file:
-        whole_ones = {task: own for task, own in best.items() if task not in {one.task for one in lost}}
-        file.write_text(yaml.safe_dump(whole_ones, sort_keys=False))
-    print(f"{config.out / TABLE} has all trials; the best: --config {config.out / BEST}:TASK, beside the other flags")
+        save_yaml({task: own for task, own in best.items() if task not in {one.task for one in lost}}, file)
+    print(f"{config.out / TABLE} has all trials; the best: --config {config.out / BEST}:TASK")
     if lost:
         told = (f"{one.task}: all trials of {one.method} have failed; the first: {one.error}" for one in lost)
         raise WorkError("; ".join(told))

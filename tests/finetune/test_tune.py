@@ -128,8 +128,7 @@ def test_the_best_on_dev_is_chosen_and_nothing_but_dev_is_scored(
     best = max(rows[1:], key=lambda row: float(row["dev"]))
     chosen = yaml.safe_load((out / "best.yaml").read_text())
     assert chosen["colours"].keys() == {"freelb"}
-    settings = " ".join(f"freelb.{name}={value:g}" for name, value in chosen["colours"]["freelb"].items())
-    assert settings == best["settings"]
+    assert settings_of(chosen["colours"]) == best["settings"]
     printed = capsys.readouterr().out
     assert re.search(r"^colours vanilla: dev accuracy 0\.\d{4}, nothing searched$", printed, re.MULTILINE)
     assert f"trial {best['trial']} of 3 (" in printed
@@ -152,15 +151,24 @@ def test_all_trials_of_a_task_come_before_another_task(monkeypatch: pytest.Monke
     assert found == [("second", 0), ("second", 1), ("first", 0), ("first", 1)]
 
 
-def test_what_is_chosen_is_taken_by_a_run(given: Given, tmp_path: Path) -> None:
-    tune(given(**USUAL))
+def test_what_is_chosen_is_taken_by_a_run_with_what_its_method_was_given(given: Given, tmp_path: Path) -> None:
+    asked = USUAL | {"methods": ["vanilla", "freelb", "random_mask"], "random_mask": {"share": 0.3, "schedule": None}}
+    _, work = prepared(given(**asked))
+    tune(given(**asked))
     best = yaml.safe_load((tmp_path / "runs/best.yaml").read_text())["colours"]
-    own = {key: value for key, value in given(**USUAL).items() if key not in ("trials", "search")}
-    (_, cell) = Sweep({**own, **best, "out": tmp_path / "final"}).cells
-    assert (cell.config.freelb.radius, cell.config.freelb.passes) == (
-        best["freelb"]["radius"],
-        best["freelb"]["passes"],
-    )
+    assert best["freelb"].keys() == {"start", "radius", "passes"}
+    besides = {key: value for key, value in given(**asked).items() if key not in {"trials", "search", *best}}
+    (_, freelb, masks) = Sweep({**besides, **best, "out": tmp_path / "final"}).cells
+    tried = {cell.run.trial: cell.config.freelb for cell in work.cells if cell.run.method == "freelb"}
+    chosen = next(row["trial"] for row in rows_of(tmp_path / "runs") if row["settings"] == settings_of(best))
+    assert freelb.config.freelb == tried[int(chosen)]
+    assert masks.config.random_mask.share == 0.3
+
+
+def settings_of(best: dict[str, Any]) -> str:
+    """As the table of trials has those of SEARCH."""
+    found = {name.partition(".")[2]: best["freelb"][name.partition(".")[2]] for name in SEARCH}
+    return " ".join(f"freelb.{key}={value:g}" for key, value in found.items())
 
 
 def test_a_search_goes_on_where_it_was_cut_off(
@@ -199,7 +207,7 @@ def test_worker_1_leaves_the_choice_to_worker_0(given: Given, tmp_path: Path) ->
 def test_trials_that_another_process_has_are_waited_for_or_told(given: Given) -> None:
     config, work = prepared(given(**USUAL))
     with pytest.raises(WorkError, match=r"4 trials are not made \(trial-0/colours/tiny-vanilla-0, .*same command"):
-        _choose(config, work)
+        _choose(config, work, {})
 
 
 def failing(methods: Sequence[str], trials: Sequence[int]) -> Any:
@@ -274,6 +282,12 @@ def test_wrong_requests_are_refused_before_anything_is_trained(
     with pytest.raises(RequestError, match=message):
         tune(given(**(USUAL | changes)))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_tasks_recipe_that_keeps_models_is_refused(given: Given, task_folder: Path) -> None:
+    task = {"folder": task_folder, "recipe": {"save_model": True}}
+    with pytest.raises(RequestError, match="save_model = true: trials keep no models"):
+        prepared(given(**(USUAL | {"recipes": True, "task": task})))
 
 
 def test_a_search_finds_settings_of_a_method_from_outside(
