@@ -6,7 +6,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -138,12 +138,22 @@ def _read(path: Path) -> Stored:
         or not whole
         or not len(ids) == len(sizes) == len(words)
         or any(n > m for n, m in zip(sizes, words, strict=True))
+        or not _of_kind(kind, logits[0].shape[-1], gold, labels)
     ):
         raise ValueError
     found = Predictions(kind, logits if kind == "token" else [row[0] for row in logits], None)
     found.check()
     named = None if gold is None else [row.tolist() if kind == "token" else row[0].item() for row in gold]
     return Stored(found, ids, named, labels, tuple(metrics))
+
+
+def _of_kind(kind: str, width: int, gold: list[np.ndarray] | None, labels: list[str]) -> bool:
+    """Whether rows of so many logits and their labels are of a task of this kind with these classes."""
+    if kind == "regression":
+        return width == 1
+    classes = width if kind == "choice" else len(labels)
+    found = np.concatenate(gold) if gold else np.empty(0, dtype=int)
+    return kind in get_args(Kind) and width == classes and not np.setdiff1d(found, np.arange(classes)).size
 
 
 def by_row(values: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:

@@ -186,6 +186,10 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "rows of two": lambda path: rewritten(path, logits=np.ones((4, 2)), words=np.array([2, 2])),
     "more logits": lambda path: rewritten(path, logits=np.ones((3, 2), dtype=np.float32)),
     "sizes below 0": lambda path: rewritten(path, words=np.array([3, -1])),
+    "unknown kind": lambda path: rewritten(path, kind=np.array("ranking")),
+    "unknown class": lambda path: rewritten(path, gold=np.array([0, 2])),
+    "another number of classes": lambda path: rewritten(path, labels=np.array(["a", "b", "c"])),
+    "regression with two numbers": lambda path: rewritten(path, kind=np.array("regression")),
     "not finite": lambda path: rewritten(path, logits=np.full((2, 2), np.nan)),
 }
 
