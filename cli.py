@@ -20,7 +20,7 @@ from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict
 from asa.errors import RequestError, WorkError
-from keys import Loader, Misread, entry, keys_of, refuse_nested, sequences, told, type_of
+from keys import Loader, Misread, entry, keys_of, refuse_nested, sequences, told, type_of, with_earlier_names
 from streams import Lasting, lasting_output
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def given(
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
     if {"-h", "--help"}.intersection(argv):
         argv = ["--help"]  # whatever else is wrong
-    arguments = _bracketed(cls, _files_first(_with_entries(_named(cls, list(argv), positional))))
+    arguments = _bracketed(cls, _files_first(cls, _with_entries(_named(cls, list(argv), positional))))
     _refuse_sixties(cls, arguments)
     _refuse_misread(cls, arguments)
     parser = _Parser(prog=prog, description=cls.__doc__, cls=cls, positional=positional)
@@ -136,11 +136,12 @@ def _with_entries(argv: list[str]) -> list[str]:
     return split
 
 
-def _files_first(argv: list[str]) -> list[str]:
+def _files_first(cls: Any, argv: list[str]) -> list[str]:
     """Flags after all `--config FILE`, for the parser, which takes what comes last."""
     files = [at for at, part in enumerate(argv[:-1]) if part == "--config"]
     taken = {place for at in files for place in (at, at + 1)}
-    return [part for at in files for part in argv[at : at + 2]] + [
+    contents = with_earlier_names(cls, [argv[at + 1] for at in files])
+    return [part for content in contents for part in ("--config", content)] + [
         part for place, part in enumerate(argv) if place not in taken
     ]
 

@@ -1,7 +1,10 @@
 """The keys of a request: read from YAML that looks like what it means, and their types, also in words."""
 
 import difflib
+import json
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -66,6 +69,30 @@ def keys_of(file: Path) -> dict[str, Any]:
         raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config")
     refuse_nested(file, read)
     return read
+
+
+def with_earlier_names(cls: Any, contents: Sequence[str]) -> list[str]:
+    """What `--config` is given, files or YAML, in order. Where a later one has names of a field that holds names, as
+    `models` or `search`, it has those of the earlier ones too: of such a field the parser keeps the last alone."""
+    fields = [name for name, hint in get_type_hints(cls).items() if get_origin(hint) is dict]
+    before: dict[str, dict[Any, Any]] = {}
+    found = []
+    for content in contents:
+        keys = keys_of(Path(content)) if os.path.isfile(content) else _read(content)
+        own = {name: keys[name] for name in fields if isinstance(keys.get(name), dict)}
+        both = {name: before.get(name, {}) | value for name, value in own.items()}
+        found.append(json.dumps({**keys, **both}, default=str) if both != own else content)
+        before |= both
+    return found
+
+
+def _read(text: str) -> dict[str, Any]:
+    """Keys; none where the text has none, which the parser tells of."""
+    try:
+        read = yaml.load(text, Loader=Loader)
+    except (ValueError, yaml.YAMLError):
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def refuse_nested(name: object, read: Any) -> None:

@@ -265,6 +265,7 @@ def revision(root: Path = Path(__file__).parents[1]) -> str | None:
     return done.stdout.strip() or None
 
 
+@functools.cache
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -38,9 +38,9 @@ def ensemble(config: EnsembleConfig) -> None:
     splits = [sorted(file.name for file in (run / FOLDER).glob("*.npz")) for run in config.runs]
     for run, names in zip(config.runs, splits, strict=True):
         if not names:
-            raise RequestError(
-                f"{run} has no predictions ({FOLDER}/*.npz); make the run anew, or give others by {FLAG}"
-            )
+            trial = starts[run].get("stage") == "tune"
+            why = "it is a trial of a search, which predicts nothing;" if trial else "make the run anew, or"
+            raise RequestError(f"{run} has no predictions ({FOLDER}/*.npz); {why} give others by {FLAG}")
         if other := sorted(set(names) ^ set(splits[0])):
             raise RequestError(f"{run} and {config.runs[0]} have not both {FOLDER}/{other[0]}; give others by {FLAG}")
     _replaceable(config.out, config.runs)

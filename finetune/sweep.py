@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,12 +222,13 @@ def unscored(task: Task) -> Task:
 
 def cells_of(given: dict[str, Any], tasks: list[Task], trials: Trials | None) -> list[Cell]:
     """The runs of a request, or of each task those of all trials, one trial after the other. Raises: as plan."""
+    checked = functools.cache(check_model)  # one that all trials and methods have is read once
     if trials is None:
-        return plan(given, tasks)
+        return plan(given, tasks, checked=checked)
     cells: list[Cell] = []
     for number, own in enumerate(trials):
         try:
-            cells += plan(merged(given, own), tasks, number)
+            cells += plan(merged(given, own), tasks, number, checked)
         except RequestError as error:
             if number == 0:
                 raise
@@ -236,9 +237,15 @@ def cells_of(given: dict[str, Any], tasks: list[Task], trials: Trials | None) ->
     return sorted(cells, key=lambda cell: order.index(cell.run.task))
 
 
-def plan(given: dict[str, Any], tasks: list[Task], trial: int | None = None) -> list[Cell]:
+def plan(
+    given: dict[str, Any],
+    tasks: list[Task],
+    trial: int | None = None,
+    checked: Callable[[str, Path, int], None] | None = None,
+) -> list[Cell]:
     """The runs, a task after the other and in it a seed after the other, so that what is done is comparable early.
 
+    Args: checked, check_model, which a caller of many plans may have remember.
     Raises: RequestError for settings that a method or a model cannot work with.
     """
     config = from_dict(FinetuneConfig, given)
@@ -251,7 +258,7 @@ def plan(given: dict[str, Any], tasks: list[Task], trial: int | None = None) -> 
         for settings in own.values():
             check(settings, torch.cuda.is_available())  # now, not after hours of runs
             for name, path in settings.models.items():
-                check_model(name, path, settings.length)
+                (checked or check_model)(name, path, settings.length)
         cells += [
             Cell(Run(task.name, model, method, seed, trial), own[method])
             for seed in config.seeds
@@ -261,7 +268,7 @@ def plan(given: dict[str, Any], tasks: list[Task], trial: int | None = None) -> 
     return cells
 
 
-def check_model(name: str, path: Any, length: int) -> None:
+def check_model(name: str, path: Path, length: int) -> None:
     """Raises RequestError for a missing, incomplete or damaged folder, an unsupported family, a tokenizer with more ids
     than the model, or rows longer than it takes."""
     flag = f"--models.{name}"

@@ -3,7 +3,7 @@
 import csv
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -16,6 +16,7 @@ from asa.errors import RequestError, WorkError
 from asa.methods import OURS, groups_read
 from asa.places import refusal_told, whole
 from finetune.config import FinetuneConfig, TuneConfig
+from finetune.facts import is_finished
 from finetune.recipes import merged
 from finetune.run import Cell
 from finetune.sweep import Sweep, Trials, make_all
@@ -44,11 +45,11 @@ def tune(given: dict[str, Any]) -> None:
 
     Args: given, the keys of TuneConfig that files and flags say, nested.
     Raises: RequestError for a wrong input, before anything is trained; at the end, where runs have failed, as make_all;
-        WorkError where a method has no trial without a failure, or another process is not done.
+        likewise where a method has no trial without a failure; WorkError where another process is not done.
     """
     config, work = prepared(given)
     if config.worker == 0:
-        dist.on_main(lambda: _forget(config.out / BEST))
+        dist.on_main(lambda: _forget(config.out))
     failed: RequestError | WorkError | None = None
     try:
         make_all(work, config.worker)
@@ -62,10 +63,11 @@ def tune(given: dict[str, Any]) -> None:
         raise failed
 
 
-def _forget(best: Path) -> None:
-    """An earlier search's, which would be taken for this one's where this one does not come to its end."""
-    with refusal_told(best):
-        best.unlink(missing_ok=True)
+def _forget(out: Path) -> None:
+    """An earlier search's choice, which would be taken for this one's where this one does not come to its end."""
+    for path in (out / BEST, out / TABLE):
+        with refusal_told(path):
+            path.unlink(missing_ok=True)
 
 
 def prepared(given: dict[str, Any]) -> tuple[TuneConfig, Sweep]:
@@ -76,7 +78,19 @@ def prepared(given: dict[str, Any]) -> tuple[TuneConfig, Sweep]:
     work = Sweep({**base, "seeds": list(config.seeds)}, trials_of(config))
     for cell in work.cells:  # a task's recipe may ask for what the request does not
         _check(cell.config)
+    work.notes += unsearched(config)
     return config, work
+
+
+def unsearched(config: TuneConfig) -> Iterator[str]:
+    """A line for each method that trials do not treat as the others, and the reader would take it that they do."""
+    ranges = ranges_of(config)
+    for method in config.methods:
+        own = method not in OURS or bool(groups_read(method))
+        if own and not _groups(method) & ranges.keys():
+            yield f"{method}: no range in search, so one trial, not {config.trials}; set --search.GROUP.KEY"
+        if method not in OURS and (ours := ranges.keys() - {"outside"}):
+            yield f"{method}: not tried with other {', '.join(sorted(ours))}, which best.yaml changes for it as well"
 
 
 def _check(config: FinetuneConfig) -> None:
@@ -173,7 +187,7 @@ def _value(config: FinetuneConfig, group: str, key: str) -> Any:
 
 def _choose(config: TuneConfig, work: Sweep, besides: dict[str, Any], failed: Exception | None = None) -> None:
     """Args: besides, the methods' settings that were not searched; failed, why runs have. Raises: as tune."""
-    if left := [cell.run.name for cell in work.cells if not _ended(cell)]:
+    if left := [cell.run.name for cell in work.cells if not _ended(cell, work.facts[cell.run])]:
         raise failed or WorkError(f"{len(left)} trials are not made ({', '.join(left)}); give the same command again")
     metrics = {name: task.metrics[0] for name, task in work.tasks.items()}
     tried = _results(work.cells, metrics, ranges_of(config))
@@ -194,7 +208,7 @@ def _choose(config: TuneConfig, work: Sweep, besides: dict[str, Any], failed: Ex
     print(f"{config.out / TABLE} has all trials; the best: --config {config.out / BEST}:TASK")
     if lost:
         told = (f"{one.task}: all trials of {one.method} have failed; the first: {one.error}" for one in lost)
-        raise WorkError("; ".join(told))
+        raise (RequestError if isinstance(failed, RequestError) else WorkError)("; ".join(told))
 
 
 def _best(trials: list[Tried]) -> Tried | None:
@@ -203,9 +217,10 @@ def _best(trials: list[Tried]) -> Tried | None:
     return max(made, default=None, key=lambda one: -math.inf if math.isnan(one.score) else one.score)
 
 
-def _ended(cell: Cell) -> bool:
+def _ended(cell: Cell, facts: dict[str, Any]) -> bool:
+    """Whether the trial came to something: a run that could not begin leaves the record of an earlier one as it is."""
     events = record.read(cell.folder / record.NAME)
-    return bool(events) and events[-1].get("event") in ("end", "failed")
+    return is_finished(cell, facts) or bool(events and events[-1].get("event") == "failed")
 
 
 def _results(cells: Sequence[Cell], metrics: dict[str, str], ranges: dict[str, Any]) -> list[Tried]:

@@ -38,8 +38,11 @@ def refuse_trainer(trainer: "AdversarialTrainer", fitted: bool = False) -> None:
 
 
 def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
-    """Raises RequestError where the optimizer, by whomever it was made, would leave the adversary as it is. One that
-    shows none of the model's parameters either, but copies of its own (offloading ones do), cannot be told."""
+    """Raises RequestError where nothing of the model is to be trained, or the optimizer, by whomever it was made, would
+    leave the adversary as it is. One that shows none of the model's parameters either, but copies of its own
+    (offloading ones do), cannot be told."""
+    if not any(p.requires_grad for p in trainer.model.parameters()):
+        raise RequestError("no parameter of the model requires a gradient; set requires_grad of those to be trained")
     if trainer.adversary is None:
         return
     held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}

@@ -1,5 +1,6 @@
 """AdversarialTrainer: Hugging Face's Trainer with a method of the registry in place of its training step."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from asa import hf
 from asa.adversary import Adversaries
 from asa.batch import Kind
+from asa.config import flat, to_dict
 from asa.engine import Engine, Precision
 from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
@@ -20,7 +22,7 @@ from asa.integrations.own_loss import refuse_loss
 from asa.integrations.passes import AcceleratedPasses, Means
 from asa.integrations.refusals import refuse_args, refuse_optimizer, refuse_trainer, refuse_types
 from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
-from asa.methods import METHODS, At, MethodsConfig, limits
+from asa.methods import METHODS, At, MethodsConfig, groups_read, limits
 from asa.model import TaskModel
 from asa.typed import fork_rng
 
@@ -60,7 +62,8 @@ class AdversarialTrainer(TypedTrainer):
         choice without an answer.
       perturbations that drown in half precision, a start outside its ball.
       methods with replays: they take several optimizer steps per batch, the Trainer one.
-      resuming from a checkpoint of another method, or one saved with save_only_model.
+      resuming from a checkpoint of another method or other settings of it, or one saved with save_only_model.
+      a model without a parameter that requires a gradient.
     """
 
     def __init__(
@@ -165,6 +168,11 @@ class AdversarialTrainer(TypedTrainer):
         """What the method may use of an engine; the rest of one is the Trainer's work."""
         return cast(Engine, AcceleratedPasses(self._task, self.state.max_steps, self.accelerator))
 
+    def _settings(self) -> dict[str, Any]:
+        """Those that the method reads, by dotted key."""
+        settings = to_dict(self._options)
+        return flat({group: settings[group] for group in groups_read(self._name)})
+
     def _begin(self) -> None:
         self._task.to(self.args.device)  # where the optimizer was made by a create_optimizer of the user's own
         refuse_optimizer(self)
@@ -202,12 +210,13 @@ class AdversarialTrainer(TypedTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        save_file(self._method.state_dict(), Path(output_dir) / METHOD_FILE, metadata={"method": self._name})
+        told = {"method": self._name, "settings": json.dumps(self._settings())}
+        save_file(self._method.state_dict(), Path(output_dir) / METHOD_FILE, metadata=told)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         hf.load_renamed(self.model, Path(resume_from_checkpoint), "resume_from_checkpoint")
-        self._method.load_state_dict(_read_method(Path(resume_from_checkpoint), self._name))
+        self._method.load_state_dict(_read_method(Path(resume_from_checkpoint), self._name, self._settings()))
         if self.adversary is not None:
             self.adversary.load_pretrained(Path(resume_from_checkpoint))
 
@@ -237,20 +246,25 @@ def _by_own_names(model: PreTrainedModel, adversary: Adversaries | None) -> nn.M
     return whole
 
 
-def _read_method(folder: Path, name: str) -> dict[str, Tensor]:
-    """A method's state from a checkpoint. Raises RequestError where there is none or it is another method's."""
+def _read_method(folder: Path, name: str, settings: dict[str, Any]) -> dict[str, Tensor]:
+    """A method's state from a checkpoint. Raises RequestError where there is none, or it is of another method or of one
+    with other settings."""
     path = folder / METHOD_FILE
     try:
         with safe_open(path, "pt") as file:
-            found = file.metadata()["method"]
+            told = file.metadata()
+            found, before = told["method"], json.loads(told["settings"])
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RequestError(
             f"{path} is no method's state ({error}); resume from a checkpoint that AdversarialTrainer saved without"
             " save_only_model"
         ) from None
     if found != name:
         raise RequestError(f"{folder} was trained by method {found!r}, not {name!r}; set method={found!r}")
+    if other := [key for key in sorted(before | settings) if before.get(key) != settings.get(key)]:
+        changed = ", ".join(f"{key} = {before.get(key)!r}, now {settings.get(key)!r}" for key in other)
+        raise RequestError(f"{folder} was trained with {changed}; set options= as it was, or train anew")
     return state
 
 

@@ -1,6 +1,7 @@
 """Labels as files have them -> class indices or numbers."""
 
 import math
+import re
 from typing import Any
 
 from asa.errors import RequestError
@@ -28,9 +29,21 @@ def classes(task: TaskConfig, raw: Raw) -> list[str]:
     names = {spelt.get(name, name) for name in map(canonical, values)}
     numbers = all(name.isdecimal() and len(name) <= DIGITS for name in names)
     found = sorted(names, key=lambda name: (int(name) if numbers else 0, name != "O", name))
+    if task.kind == "classification" and (number := _amount(found)) is not None:
+        raise RequestError(
+            f"{raw.rows[0].path}: column {task.label!r} has {len(found)} numbers such as {number} for classes;"
+            " set --task.kind regression, or name the classes by --task.labels"
+        )
     if len(found) < 2:
         raise wrong(raw.rows[0], f"column {task.label!r} has one class only, {found[0]!r}", flag(task, "label"))
     return found
+
+
+def _amount(names: list[str]) -> str | None:
+    """One that is no whole number, where all are numbers: amounts, it seems, and not classes."""
+    if not all(re.fullmatch(r"[-+]?\d*\.?\d+([eE][-+]?\d+)?", name) for name in names):
+        return None
+    return next((name for name in names if "." in name or "e-" in name.lower()), None)
 
 
 def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:

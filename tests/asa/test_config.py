@@ -306,6 +306,20 @@ def test_flags_have_the_last_word_over_files_wherever_they_stand(tmp_path: Path)
         assert (found.inner.rate, found.seeds) == (0.75, (8, 9))
 
 
+def test_names_of_several_files_are_all_kept(tmp_path: Path) -> None:
+    """Each file adds its keys, those of a field that holds names too."""
+    texts = ("names: {a: 1st, b.c: 2nd}\n", "folder: x\nnames: {b.c: 3rd, d: 4th}\n", "count: 6\n")
+    files = [tmp_path / f"{place}.yaml" for place in range(3)]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    argv = [part for file in files for part in ("--config", str(file))]
+    found = parse(Outer, [*argv, "--names.a", "9th"], "prog")
+    assert found.names == {"a": Path("9th"), "b.c": Path("3rd"), "d": Path("4th")}
+    assert (str(found.folder), found.count) == ("x", 6)
+    again = parse(Outer, [*argv[2:], *argv[:2]], "prog").names
+    assert again == {"a": Path("1st"), "b.c": Path("2nd"), "d": Path("4th")}
+
+
 def test_a_config_that_is_not_there_is_told_with_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(["--config", str(tmp_path / "none.yaml")], capsys)
     assert line.startswith("error: config: File does not exist")

@@ -282,6 +282,7 @@ def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     further = {name: stored("classification", [[0, 1]], [1]) for name in ("test", "mm")}
     more = run_of(tmp_path / "4", "a", further)
     bare = run_of(tmp_path / "5", "a", {})
+    trial = run_of(tmp_path / "6", "a", {}, stage="tune")
     blind = rows("classification", np.ones((1, 2)), ["no", "yes"])
     files = [run_of(tmp_path / name, "a", {"submit": blind}, inputs={"task_sha256": name}) for name in ("x", "y")]
     for runs, told in (
@@ -290,6 +291,7 @@ def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ((one, task), "several tasks: a, b"),
         ((one, more), rf"{more} and {one} have not both predictions/mm.npz; give others"),
         ((one, bare), rf"{bare} has no predictions \(.*; make the run anew"),
+        ((one, trial), r"has no predictions \(.*; it is a trial of a search, which predicts nothing; give others by"),
     ):
         with pytest.raises(RequestError, match=told):
             ensemble(EnsembleConfig(runs=runs, out=tmp_path / "out"))

@@ -434,6 +434,11 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
             r"t.jsonl:1: label 'c', allowed: a, b; .* --task.labels",
         ),
         ([{"text": "x", "label": 2}], {"labels": ["a", "b"]}, r"label 2, allowed: a, b"),
+        (
+            [{"text": "x", "label": "1.45"}, {"text": "y", "label": 3}],
+            {},
+            r"t.jsonl: column 'label' has 2 numbers such as 1.45 for classes; set --task.kind regression, or",
+        ),
         ([{"text": "x", "label": "a"}] * 2, {}, r"column 'label' has one class only, 'a'; .* --task.label"),
         ([{"text": "x", "label": "high"}], {"kind": "regression"}, r"t.jsonl:1: label 'high' is no number"),
         ([{"text": "x", "label": "nan"}], {"kind": "regression"}, r"label 'nan' is no number"),
@@ -557,7 +562,7 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, rows: list[Any], keys: di
 
 
 def test_a_column_of_numbers_named_as_classes_is_told_briefly(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", [{"text": "x", "label": n / 7} for n in range(100)])
+    path = write(tmp_path / "t.jsonl", [{"text": "x", "label": n} for n in range(100)])
     other = write(tmp_path / "o.jsonl", [{"text": "x", "label": 0.123}])
     with pytest.raises(RequestError, match=r"o.jsonl:1: label 0.123, allowed: .* and 80 more"):
         task(train=[path], test=[other])

@@ -26,7 +26,7 @@ from finetune.run import Cell, Run
 from finetune.sweep import Sweep, cells_of, sweep
 from finetune.tasks.task import Task
 from finetune.together import Alone
-from finetune.tune import _choose, _scaled, prepared, trials_of, tune
+from finetune.tune import _choose, _scaled, prepared, trials_of, tune, unsearched
 from tests.finetune.conftest import Given, Make, small_task
 
 SEARCH = {"freelb.radius": [0.01, 0.5], "freelb.passes": [2, 4]}
@@ -142,7 +142,7 @@ def rows_of(out: Path) -> list[dict[str, str]]:
 def test_all_trials_of_a_task_come_before_another_task(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
     """A task's tokenized rows are kept until the next one."""
 
-    def plan(given: dict[str, Any], tasks: list[Task], trial: int) -> list[Cell]:
+    def plan(given: dict[str, Any], tasks: list[Task], trial: int, checked: Any) -> list[Cell]:
         return [Cell(Run(task.name, "tiny", "vanilla", 0, trial), make()) for task in tasks]
 
     monkeypatch.setattr("finetune.sweep.plan", plan)
@@ -304,6 +304,48 @@ def test_a_search_finds_settings_of_a_method_from_outside(
     trials = trials_of(config_of(given, **changes))
     assert trials[1]["methods"] == [method]
     assert all(0.01 <= trial["outside"]["size"] <= 0.1 for trial in trials[1:])
+
+
+def test_a_method_that_is_tried_less_than_the_others_is_told(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    tune(given(**(USUAL | {"methods": ["vanilla", "freelb", "r_drop"]})))
+    printed = capsys.readouterr().out
+    assert "r_drop: no range in search, so one trial, not 3; set --search" in printed
+    assert "freelb: no range" not in printed
+    assert "vanilla: no range" not in printed
+
+
+def test_a_method_from_outside_beside_a_searched_group_is_told(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "mine:build", METHODS["vanilla"])
+    changes = {"methods": ["freelb", "mine:build"], "search": SEARCH}
+    assert list(unsearched(config_of(given, **changes))) == [
+        "mine:build: no range in search, so one trial, not 3; set --search.GROUP.KEY",
+        "mine:build: not tried with other freelb, which best.yaml changes for it as well",
+    ]
+
+
+def test_a_trial_that_could_not_begin_has_no_score_of_an_earlier_search(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(given(**USUAL))
+
+    def refused(cell: Any, *rest: Any) -> dict[str, Any]:
+        if cell.run.method == "freelb":
+            raise RequestError("freelb cannot begin")
+        return train(cell, *rest)
+
+    monkeypatch.setattr("finetune.sweep.train", refused)
+    changed = USUAL | {"search": {"freelb.radius": [0.6, 0.9]}, "freelb": {"radius": 0.7, "start": 0.0}}
+    with pytest.raises(RequestError, match=r"3 of 4 runs failed .*freelb cannot begin"):
+        tune(given(**changed, overwrite=True))
+    assert not (tmp_path / "runs/best.yaml").exists()
+    assert not (tmp_path / "runs/trials.csv").exists()
+
+
+def test_a_model_is_read_once_for_all_trials(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[Any]()
+    monkeypatch.setattr("finetune.sweep.check_model", lambda *rest: read.append(rest))
+    prepared(given(**USUAL))
+    assert len(read) == 1
 
 
 def test_a_setting_that_was_not_given_may_be_searched(given: Given, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from asa.integrations.tasks import classes_of, kind_of, totals
 from asa.integrations.transformers import AdversarialTrainer
 from asa.methods import MethodsConfig
 from asa.methods.freelb import FreeLBConfig
+from asa.methods.random_mask import RandomMaskConfig
 from asa.methods.vanilla import Vanilla
 from tests.asa.conftest import HEADS, KINDS, LAYERS, LENGTH, VOCAB, WIDTH, tiny_bert
 from tests.integrations.trainers import arguments, assert_close, rows, weights
@@ -347,18 +348,31 @@ def test_labels_that_a_head_has_not_are_known_where_it_says_what_it_has() -> Non
 
 
 def test_resuming_what_another_trainer_or_method_left(tmp_path: Path) -> None:
-    def trainer(name: str, method: str, **changes: Any) -> AdversarialTrainer:
-        return build(tmp_path, method, args=arguments(tmp_path / name, save_strategy="steps", save_steps=2, **changes))
+    def trainer(name: str, method: str, options: MethodsConfig | None = None, **changes: Any) -> AdversarialTrainer:
+        args = arguments(tmp_path / name, save_strategy="steps", save_steps=2, **changes)
+        return build(tmp_path, method, args=args, options=options)
 
     trainer("whole", "asa").train()
     trainer("bare", "asa", save_only_model=True).train()
     with pytest.raises(RequestError, match="trained by method 'asa', not 'vanilla'; set method='asa'"):
         trainer("again", "vanilla").train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    options = MethodsConfig(asa=ASAConfig(tau=0.9), random_mask=RandomMaskConfig(share=0.3))
+    told = r"checkpoint-2 was trained with asa\.tau = 0\.3, now 0\.9; set options= as it was"
+    with pytest.raises(RequestError, match=told):  # of other methods nothing is asked
+        trainer("again", "asa", options).train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     with pytest.raises(RequestError, match=r"is no method's state .* without save_only_model"):
         trainer("again", "asa").train(resume_from_checkpoint=str(tmp_path / "bare" / "checkpoint-2"))
     (tmp_path / "whole" / "checkpoint-2" / "adversary.safetensors").write_bytes(b"cut")
     with pytest.raises(RequestError, match="is no saved adversary"):
         trainer("again", "asa").train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+
+
+@pytest.mark.parametrize("method", ["vanilla", "asa"])
+def test_a_model_of_which_nothing_is_trained_is_refused(method: str, tmp_path: Path) -> None:
+    trainer = build(tmp_path, method)
+    trainer.model.requires_grad_(False)
+    with pytest.raises(RequestError, match="no parameter of the model requires a gradient"):
+        trainer.train()
 
 
 def test_a_question_without_an_answer_is_refused(tmp_path: Path) -> None:
