@@ -210,8 +210,8 @@ class AdversarialTrainer(TypedTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        told = {"method": self._name, "settings": json.dumps(self._settings())}
-        save_file(self._method.state_dict(), Path(output_dir) / METHOD_FILE, metadata=told)
+        told = json.dumps([self._name, self._settings()])  # of several keys safetensors has another order each time
+        save_file(self._method.state_dict(), Path(output_dir) / METHOD_FILE, metadata={"method": told})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -252,8 +252,7 @@ def _read_method(folder: Path, name: str, settings: dict[str, Any]) -> dict[str,
     path = folder / METHOD_FILE
     try:
         with safe_open(path, "pt") as file:
-            told = file.metadata()
-            found, before = told["method"], json.loads(told["settings"])
+            found, before = json.loads(file.metadata()["method"])
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RequestError(
