@@ -20,7 +20,7 @@ from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict
 from asa.errors import RequestError, WorkError
-from keys import Loader, Misread, entry, keys_of, refuse_nested, sequences, told, type_of, with_earlier_names
+from keys import Loader, Misread, entry, keys_of, names_of, refuse_nested, sequences, told, type_of
 from streams import Lasting, lasting_output
 
 T = TypeVar("T")
@@ -140,7 +140,8 @@ def _files_first(cls: Any, argv: list[str]) -> list[str]:
     """Flags after all `--config FILE`, for the parser, which takes what comes last."""
     files = [at for at, part in enumerate(argv[:-1]) if part == "--config"]
     taken = {place for at in files for place in (at, at + 1)}
-    contents = with_earlier_names(cls, [argv[at + 1] for at in files])
+    contents = [argv[at + 1] for at in files]
+    contents += [names] if (names := names_of(cls, contents)) is not None else []
     return [part for content in contents for part in ("--config", content)] + [
         part for place, part in enumerate(argv) if place not in taken
     ]

@@ -1,7 +1,6 @@
 """The keys of a request: read from YAML that looks like what it means, and their types, also in words."""
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -15,13 +14,16 @@ import yaml
 from asa.config import did_you_mean
 from asa.errors import RequestError
 
+MERGE = "tag:yaml.org,2002:merge"
+
 
 class Misread(ValueError):
     """What YAML would read otherwise than it looks."""
 
 
 class Loader(yaml.SafeLoader):
-    """YAML without what would be read otherwise than it looks: a key given twice, 010 for 8, 1:30 for 90."""
+    """YAML without what would be read otherwise than it looks: a key given twice, 010 for 8, 1:30 for 90, the
+    name no for a truth."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -30,6 +32,8 @@ class Loader(yaml.SafeLoader):
             if key.value in before:
                 raise Misread(f"line {key.start_mark.line + 1}: key {key.value!r} a second time")
             before.add(key.value)
+            if key.tag != MERGE:
+                key.tag = "tag:yaml.org,2002:str"  # names as they are written: no, 1, 2026-01-01
         return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
@@ -71,18 +75,26 @@ def keys_of(file: Path) -> dict[str, Any]:
     return read
 
 
-def with_earlier_names(cls: Any, contents: Sequence[str]) -> list[str]:
-    """What `--config` is given, files or YAML, in order. Where a later one has names of a field that holds names, as
-    `models` or `search`, it has those of the earlier ones too: of such a field the parser keeps the last alone."""
-    fields = [name for name, hint in get_type_hints(cls).items() if get_origin(hint) is dict]
-    before: dict[str, dict[Any, Any]] = {}
-    found = []
+def names_of(cls: Any, contents: Sequence[str]) -> str | None:
+    """What several `--config`, files or YAML, say of the fields that hold names, as `models` or `search`, in YAML: each
+    adds its names, where the parser would keep the last one's alone. None where they say nothing of such."""
+    found: dict[str, Any] = {}
     for content in contents:
-        keys = keys_of(Path(content)) if os.path.isfile(content) else _read(content)
-        own = {name: keys[name] for name in fields if isinstance(keys.get(name), dict)}
-        both = {name: before.get(name, {}) | value for name, value in own.items()}
-        found.append(json.dumps({**keys, **both}, default=str) if both != own else content)
-        before |= both
+        found = _added(cls, found, keys_of(Path(content)) if os.path.isfile(content) else _read(content))
+    return yaml.safe_dump(found, sort_keys=False) if found else None
+
+
+def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """`before` with the names that `keys` have for the fields of a config class and of those inside it."""
+    found = dict(before)
+    for name, hint in get_type_hints(cls).items():
+        value = keys.get(name)
+        if not isinstance(value, dict):
+            continue
+        if get_origin(hint) is dict:
+            found[name] = before.get(name, {}) | value
+        elif is_dataclass(hint) and (inner := _added(hint, before.get(name, {}), value)):
+            found[name] = inner
     return found
 
 

@@ -123,6 +123,11 @@ def is_finished(cell: Cell, facts: dict[str, Any]) -> bool:
     raise RequestError(f"{path.parent} is {what} with another {', '.join(changed)}; set --out or --overwrite true")
 
 
+def is_same(cell: Cell, facts: dict[str, Any]) -> bool:
+    """Whether what lies in the run's folder, finished or not, was made with these very settings and inputs."""
+    return _essence(_start(cell.folder / record.NAME)) == _essence(facts)
+
+
 def _has_model(folder: Path) -> bool:
     """Whether a run has kept its model. Raises WorkError for one that has lost files or bytes since."""
     try:

@@ -35,7 +35,7 @@ from finetune.tasks.task import Task
 from finetune.together import Alone
 
 Failure = RequestError | WorkError
-Trials = Sequence[dict[str, Any]]  # keys of FinetuneConfig, nested, that go over those of the request
+Trials = Sequence[Sequence[dict[str, Any]]]  # of each trial keys of FinetuneConfig, nested, that go over the request's
 
 
 class Sweep:
@@ -228,7 +228,7 @@ def cells_of(given: dict[str, Any], tasks: list[Task], trials: Trials | None) ->
     cells: list[Cell] = []
     for number, own in enumerate(trials):
         try:
-            cells += plan(merged(given, own), tasks, number, checked)
+            cells += [cell for one in own for cell in plan(merged(given, one), tasks, number, checked)]
         except RequestError as error:
             if number == 0:
                 raise

@@ -16,7 +16,7 @@ from asa.errors import RequestError, WorkError
 from asa.methods import OURS, groups_read
 from asa.places import refusal_told, whole
 from finetune.config import FinetuneConfig, TuneConfig
-from finetune.facts import is_finished
+from finetune.facts import is_finished, is_same
 from finetune.recipes import merged
 from finetune.run import Cell
 from finetune.sweep import Sweep, Trials, make_all
@@ -127,7 +127,7 @@ def ranges_of(config: TuneConfig) -> dict[str, dict[str, tuple[float, float]]]:
 
 
 def trials_of(config: TuneConfig) -> Trials:
-    """What each trial has otherwise: the first nothing, the others the methods that are searched and their settings.
+    """What each trial has otherwise: the first nothing, the others for each method that is searched its settings.
 
     A method's settings are a scrambled Halton sequence, which fills its ranges evenly however many there are: they
     depend on its own ranges alone, and more trials begin with the same ones.
@@ -135,7 +135,11 @@ def trials_of(config: TuneConfig) -> Trials:
     ranges = ranges_of(config)
     searched = [method for method in config.methods if _groups(method) & ranges.keys()]
     drawn = [_drawn(config, {group: ranges[group] for group in _groups(method) & ranges.keys()}) for method in searched]
-    return [{}, *({"methods": searched, **merged(*settings)} for settings in zip(*drawn, strict=True))]
+    # Each with its own alone: one from outside might read those of others.
+    trials = (
+        [{"methods": [name]} | own for name, own in zip(searched, one, strict=True)] for one in zip(*drawn, strict=True)
+    )
+    return [[{}], *trials]
 
 
 def _drawn(config: TuneConfig, ranges: dict[str, dict[str, tuple[float, float]]]) -> list[dict[str, Any]]:
@@ -205,7 +209,8 @@ def _choose(config: TuneConfig, work: Sweep, besides: dict[str, Any], failed: Ex
         print(_line(one, trials, metrics[task]))
     with whole(config.out / BEST) as file:
         save_yaml({task: own for task, own in best.items() if task not in {one.task for one in lost}}, file)
-    print(f"{config.out / TABLE} has all trials; the best: --config {config.out / BEST}:TASK")
+    chosen = f"; the best: --config {config.out / BEST}:TASK" if len(lost) < len(together) else ""
+    print(f"{config.out / TABLE} has all trials{chosen}")
     if lost:
         told = (f"{one.task}: all trials of {one.method} have failed; the first: {one.error}" for one in lost)
         raise (RequestError if isinstance(failed, RequestError) else WorkError)("; ".join(told))
@@ -218,9 +223,10 @@ def _best(trials: list[Tried]) -> Tried | None:
 
 
 def _ended(cell: Cell, facts: dict[str, Any]) -> bool:
-    """Whether the trial came to something: a run that could not begin leaves the record of an earlier one as it is."""
+    """Whether the trial came to something: one that could not begin leaves the record of an earlier search as it is."""
     events = record.read(cell.folder / record.NAME)
-    return is_finished(cell, facts) or bool(events and events[-1].get("event") == "failed")
+    failed = bool(events) and events[-1].get("event") == "failed"
+    return is_finished(cell, facts) or (failed and is_same(cell, facts))
 
 
 def _results(cells: Sequence[Cell], metrics: dict[str, str], ranges: dict[str, Any]) -> list[Tried]:

@@ -39,7 +39,7 @@ def test_a_config_is_valid(path: Path) -> None:
 def test_there_are_ranges_for_every_method(method: str) -> None:
     values = yaml.safe_load((ROOT / "finetune/search.yaml").read_text())
     config = from_dict(TuneConfig, values | {"models": {"m": "m"}, "out": "o", "methods": ["vanilla", method]})
-    assert [trial.get("methods") for trial in trials_of(config)] == [None, *[[method]] * 7]
+    assert [own.get("methods") for (own,) in trials_of(config)] == [None, *[[method]] * 7]
 
 
 TASKS = sorted(path.stem for path in (ROOT / "task").glob("*.yaml"))

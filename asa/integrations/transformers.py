@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
-from asa import hf
+from asa import hf, manifest
 from asa.adversary import Adversaries
 from asa.batch import Kind
 from asa.config import flat, to_dict
@@ -108,6 +108,7 @@ class AdversarialTrainer(TypedTrainer):
                 f"method {self._name!r} takes {self._method.replays} optimizer steps per batch, a Trainer one;"
                 " set another method="
             )
+        self._settings = _settings(self._name, self._options)
         with fork_rng(devices=[]):  # what the Trainer draws stays what it would draw without us
             torch.default_generator.manual_seed(self.args.seed)
             self._task = TaskModel(model, self._kind, self._options.asa if self._method.uses_adversary else None)
@@ -168,11 +169,6 @@ class AdversarialTrainer(TypedTrainer):
         """What the method may use of an engine; the rest of one is the Trainer's work."""
         return cast(Engine, AcceleratedPasses(self._task, self.state.max_steps, self.accelerator))
 
-    def _settings(self) -> dict[str, Any]:
-        """Those that the method reads, by dotted key."""
-        settings = to_dict(self._options)
-        return flat({group: settings[group] for group in groups_read(self._name)})
-
     def _begin(self) -> None:
         self._task.to(self.args.device)  # where the optimizer was made by a create_optimizer of the user's own
         refuse_optimizer(self)
@@ -210,13 +206,14 @@ class AdversarialTrainer(TypedTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        told = json.dumps([self._name, self._settings()])  # of several keys safetensors has another order each time
+        told = json.dumps([self._name, self._settings])  # of several keys safetensors has another order each time
         save_file(self._method.state_dict(), Path(output_dir) / METHOD_FILE, metadata={"method": told})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        state = _read_method(Path(resume_from_checkpoint), self._name, self._settings)  # before anything is taken
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         hf.load_renamed(self.model, Path(resume_from_checkpoint), "resume_from_checkpoint")
-        self._method.load_state_dict(_read_method(Path(resume_from_checkpoint), self._name, self._settings()))
+        self._method.load_state_dict(state)
         if self.adversary is not None:
             self.adversary.load_pretrained(Path(resume_from_checkpoint))
 
@@ -244,6 +241,15 @@ def _by_own_names(model: PreTrainedModel, adversary: Adversaries | None) -> nn.M
     for name, part in (*model.named_children(), ("adversary", adversary)):
         whole.add_module(name, part)
     return whole
+
+
+def _settings(name: str, options: MethodsConfig) -> dict[str, Any]:
+    """Those that the method reads, by dotted key; a file by its content."""
+    settings = to_dict(options)
+    found = flat({group: settings[group] for group in groups_read(name)})
+    if (schedule := found.get("random_mask.schedule")) is not None:
+        found["random_mask.schedule"] = manifest.file_sha256(Path(schedule))
+    return found
 
 
 def _read_method(folder: Path, name: str, settings: dict[str, Any]) -> dict[str, Tensor]:

@@ -51,6 +51,8 @@ class Outer:
     """Sizes sorted out, null: none."""
     names: dict[str, Path] = Field(default_factory=dict)
     """Folders by name."""
+    numbers: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Numbers by name."""
     weight: float | None = None
     """Weight of an apple, kg; null: unknown."""
     kinds: tuple[Annotated[str, AfterValidator(_known)], ...] = ()
@@ -318,6 +320,32 @@ def test_names_of_several_files_are_all_kept(tmp_path: Path) -> None:
     assert (str(found.folder), found.count) == ("x", 6)
     again = parse(Outer, [*argv[2:], *argv[:2]], "prog").names
     assert again == {"a": Path("1st"), "b.c": Path("2nd"), "d": Path("4th")}
+
+
+def test_a_group_is_read_from_the_folder_of_the_file_that_names_it(tmp_path: Path) -> None:
+    """Beside other files with names, too."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "inner.yaml").write_text("rate: 0.75\n")
+    (tmp_path / "sub" / "inner.yaml").write_text("rate: 0.25\n")
+    (tmp_path / "a.yaml").write_text("names: {a: x}\n")
+    (tmp_path / "sub" / "b.yaml").write_text("folder: f\nnames: {b: y}\ninner: inner.yaml\n")
+    found = parse(Outer, ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "sub/b.yaml")], "prog")
+    assert (found.inner.rate, sorted(found.names)) == (0.25, ["a", "b"])
+
+
+def test_names_are_text_as_written(tmp_path: Path) -> None:
+    for name, text in (("a", "names: {no: x, 1: y}\n"), ("b", "folder: f\nnames: {yes: z, 2026-01-01: d, 1.50: w}\n")):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    files = [part for name in "ab" for part in ("--config", str(tmp_path / f"{name}.yaml"))]
+    assert sorted(parse(Outer, files, "prog").names) == ["1", "1.50", "2026-01-01", "no", "yes"]
+    assert sorted(parse(Outer, [*files[:2], "--folder", "f"], "prog").names) == ["1", "no"]
+
+
+def test_a_number_that_is_none_stays_one_beside_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.yaml").write_text("numbers: {a: 1}\n")
+    (tmp_path / "b.yaml").write_text("folder: f\nnumbers: {b: .inf}\n")
+    line = refused(["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")], capsys)
+    assert "numbers.b.float = inf: Input should be a finite number" in line
 
 
 def test_a_config_that_is_not_there_is_told_with_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,10 @@
 """The search of settings: what is tried, that test is not looked at, what is chosen, kills, refusals."""
 
 import csv
-import json
 import math
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from asa import record
 from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from asa.methods import METHODS
+from asa.record import Record
 from finetune.config import FinetuneConfig, ReportConfig, TuneConfig
 from finetune.loop import train
 from finetune.predictions import FOLDER
@@ -60,8 +61,8 @@ def test_whole_numbers_are_tried_evenly(low: int, more: int) -> None:
 
 
 def test_trials_fill_the_ranges_and_more_of_them_begin_with_the_same(given: Given) -> None:
-    few, many = (trials_of(config_of(given, trials=count)) for count in (8, 17))
-    assert list(few) == list(many[:8])
+    few, many = ([own for (own,) in trials_of(config_of(given, trials=count))] for count in (8, 17))
+    assert few == many[:8]
     assert few[0] == {}
     radii = sorted(trial["freelb"]["radius"] for trial in many[1:])
     # Of 16 shares of a Halton sequence in base 3 none is far from its place in an even row.
@@ -74,13 +75,14 @@ def test_trials_fill_the_ranges_and_more_of_them_begin_with_the_same(given: Give
 def test_a_method_is_tried_alike_whatever_is_beside_it(given: Given) -> None:
     alone = trials_of(config_of(given))
     beside = trials_of(config_of(given, methods=["freelb", "r3f"], search=SEARCH | {"r3f.noise": [1e-6, 1e-4]}))
-    assert [trial["freelb"] for trial in alone[1:]] == [trial["freelb"] for trial in beside[1:]]
+    assert [freelb for (freelb,) in alone[1:]] == [freelb for freelb, _ in beside[1:]]
+    assert [r3f["methods"] for _, r3f in beside[1:]] == [["r3f"]] * 2
 
 
 def test_settings_of_two_groups_that_a_method_reads_are_drawn_apart(given: Given) -> None:
     search = {"asa.tau": [0.1, 10], "freelb.radius": [0.1, 10]}
     trials = trials_of(config_of(given, methods=["asa_freelb"], search=search, trials=33))
-    pairs = [(math.log10(trial["asa"]["tau"]), math.log10(trial["freelb"]["radius"])) for trial in trials[1:]]
+    pairs = [(math.log10(trial["asa"]["tau"]), math.log10(trial["freelb"]["radius"])) for (trial,) in trials[1:]]
     corners = [(tau > 0, radius > 0) for tau, radius in pairs]
     assert min(corners.count((weak, near)) for weak in (True, False) for near in (True, False)) >= 6
 
@@ -147,7 +149,7 @@ def test_all_trials_of_a_task_come_before_another_task(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("finetune.sweep.plan", plan)
     tasks = [replace(small_task("classification"), name=name) for name in ("second", "first")]
-    found = [cell.run[::4] for cell in cells_of({}, tasks, [{}, {}])]
+    found = [cell.run[::4] for cell in cells_of({}, tasks, [[{}], [{}]])]
     assert found == [("second", 0), ("second", 1), ("first", 0), ("first", 1)]
 
 
@@ -211,13 +213,12 @@ def test_trials_that_another_process_has_are_waited_for_or_told(given: Given) ->
 
 
 def failing(methods: Sequence[str], trials: Sequence[int]) -> Any:
-    def work(cell: Any, *rest: Any) -> dict[str, Any]:
+    def work(cell: Any, task: Any, data: Any, facts: Any, *rest: Any) -> dict[str, Any]:
         if cell.run.method in methods and cell.run.trial in trials:
-            cell.folder.mkdir(parents=True)
-            lines = [{"event": "start"}, {"event": "failed", "error": "loss of step 1 is not finite"}]
-            (cell.folder / record.NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+            with closing(Record(cell.folder, facts)) as lines:
+                lines.log("failed", 1, {"error": "loss of step 1 is not finite"})
             raise WorkError("loss of step 1 is not finite")
-        return train(cell, *rest)
+        return train(cell, task, data, facts, *rest)
 
     return work
 
@@ -301,9 +302,16 @@ def test_a_search_finds_settings_of_a_method_from_outside(
     monkeypatch.setitem(METHODS, method, None)
     del METHODS[method]
     changes = {"methods": ["vanilla", method], "search": {"outside.size": [0.01, 0.1]}, "outside": {"size": 0.02}}
-    trials = trials_of(config_of(given, **changes))
+    trials = [own for (own,) in trials_of(config_of(given, **changes))]
     assert trials[1]["methods"] == [method]
     assert all(0.01 <= trial["outside"]["size"] <= 0.1 for trial in trials[1:])
+    search = {"outside.size": [0.01, 0.1], "freelb.radius": [0.2, 0.3]}  # which it may read, but is freelb's
+    both = given(**(USUAL | changes | {"methods": [method, "freelb"], "search": search}))
+    monkeypatch.setitem(METHODS, method, METHODS["vanilla"])
+    cells = {(cell.run.method, cell.run.trial): cell.config for cell in prepared(both)[1].cells}
+    assert {cells[method, trial].freelb.radius for trial in range(3)} == {0.1}
+    assert len({cells[method, trial].outside["size"] for trial in range(3)}) == 3
+    assert len({cells["freelb", trial].freelb.radius for trial in range(3)}) == 3
 
 
 def test_a_method_that_is_tried_less_than_the_others_is_told(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,6 +347,17 @@ def test_a_trial_that_could_not_begin_has_no_score_of_an_earlier_search(
         tune(given(**changed, overwrite=True))
     assert not (tmp_path / "runs/best.yaml").exists()
     assert not (tmp_path / "runs/trials.csv").exists()
+
+
+def test_a_trial_that_could_not_begin_has_no_failure_of_an_earlier_search(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.sweep.train", failing(["freelb"], [0, 1, 2]))
+    with pytest.raises(WorkError, match="all trials of freelb"):
+        tune(given(**USUAL))
+    config, work = prepared(given(**(USUAL | {"epochs": 2}), overwrite=True))
+    with pytest.raises(WorkError, match="4 trials are not made"):
+        _choose(config, work, {})
 
 
 def test_a_model_is_read_once_for_all_trials(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:

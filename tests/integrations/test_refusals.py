@@ -358,8 +358,11 @@ def test_resuming_what_another_trainer_or_method_left(tmp_path: Path) -> None:
         trainer("again", "vanilla").train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     options = MethodsConfig(asa=ASAConfig(tau=0.9), random_mask=RandomMaskConfig(share=0.3))
     told = r"checkpoint-2 was trained with asa\.tau = 0\.3, now 0\.9; set options= as it was"
+    other = trainer("again", "asa", options)
+    before = weights(other.model)
     with pytest.raises(RequestError, match=told):  # of other methods nothing is asked
-        trainer("again", "asa", options).train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+        other.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert_close(weights(other.model), before, atol=0)
     with pytest.raises(RequestError, match=r"is no method's state .* without save_only_model"):
         trainer("again", "asa").train(resume_from_checkpoint=str(tmp_path / "bare" / "checkpoint-2"))
     (tmp_path / "whole" / "checkpoint-2" / "adversary.safetensors").write_bytes(b"cut")
