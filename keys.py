@@ -44,6 +44,11 @@ class Loader(yaml.SafeLoader):
         return number
 
 
+# Times stay text, as the parser has them.
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
 
 
@@ -79,7 +84,7 @@ def names_of(cls: Any, contents: Sequence[str]) -> str | None:
     """What several `--config`, files or YAML, say of the fields that hold names, as `models` or `search`, in YAML: each
     adds its names, where the parser would keep the last one's alone. None where they say nothing of such."""
     found: dict[str, Any] = {}
-    for content in contents:
+    for content in contents if len(contents) > 1 else ():  # one file is read as it is
         found = _added(cls, found, keys_of(Path(content)) if os.path.isfile(content) else _read(content))
     return yaml.safe_dump(found, sort_keys=False) if found else None
 
@@ -89,6 +94,9 @@ def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any]) -> dict[str, 
     found = dict(before)
     for name, hint in get_type_hints(cls).items():
         value = keys.get(name)
+        if isinstance(value, str) or any(key.startswith(f"{name}.") for key in keys):
+            found.pop(name, None)  # a group's file, or dotted keys: the parser's way, whose last word this is
+            continue
         if not isinstance(value, dict):
             continue
         if get_origin(hint) is dict:

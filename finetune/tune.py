@@ -209,7 +209,7 @@ def _choose(config: TuneConfig, work: Sweep, besides: dict[str, Any], failed: Ex
         print(_line(one, trials, metrics[task]))
     with whole(config.out / BEST) as file:
         save_yaml({task: own for task, own in best.items() if task not in {one.task for one in lost}}, file)
-    chosen = f"; the best: --config {config.out / BEST}:TASK" if len(lost) < len(together) else ""
+    chosen = f"; the best: --config {config.out / BEST}:TASK" if best.keys() - {one.task for one in lost} else ""
     print(f"{config.out / TABLE} has all trials{chosen}")
     if lost:
         told = (f"{one.task}: all trials of {one.method} have failed; the first: {one.error}" for one in lost)

@@ -177,7 +177,7 @@ class AdversarialTrainer(TypedTrainer):
         method = limits.check(self._name, self._options, self._precision(self._task.model), zero=0)
         self._means, self._compared = Means(), 0
         if self.state.global_step == 0:  # of a trainer that has trained before too
-            self._method = method
+            self._method, self._settings = method, _settings(self._name, self._options)
 
     def _updated(self) -> None:
         """After each optimizer step, applied or skipped by an fp16 overflow."""

@@ -333,12 +333,28 @@ def test_a_group_is_read_from_the_folder_of_the_file_that_names_it(tmp_path: Pat
     assert (found.inner.rate, sorted(found.names)) == (0.25, ["a", "b"])
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "names"),
+    [
+        ("names: {a: x}\nnames.b: y\n", None, {"a", "b"}),
+        ("names: {a: 2026-01-01T10:00:00Z}\n", "names: {b: 2026-01-01}\n", {"a", "b"}),
+    ],
+)
+def test_dotted_keys_and_times_are_the_parsers(first: str, second: str | None, names: set[str], tmp_path: Path) -> None:
+    argv = ["--folder", "f"]
+    for place, text in enumerate(text for text in (first, second) if text is not None):
+        (tmp_path / f"{place}.yaml").write_text(text)
+        argv += ["--config", str(tmp_path / f"{place}.yaml")]
+    found = parse(Outer, argv, "prog").names
+    assert found.keys() == names
+    assert str(found.get("a", "x")) in ("x", "2026-01-01T10:00:00Z")
+
+
 def test_names_are_text_as_written(tmp_path: Path) -> None:
     for name, text in (("a", "names: {no: x, 1: y}\n"), ("b", "folder: f\nnames: {yes: z, 2026-01-01: d, 1.50: w}\n")):
         (tmp_path / f"{name}.yaml").write_text(text)
     files = [part for name in "ab" for part in ("--config", str(tmp_path / f"{name}.yaml"))]
     assert sorted(parse(Outer, files, "prog").names) == ["1", "1.50", "2026-01-01", "no", "yes"]
-    assert sorted(parse(Outer, [*files[:2], "--folder", "f"], "prog").names) == ["1", "no"]
 
 
 def test_a_number_that_is_none_stays_one_beside_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
