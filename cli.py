@@ -100,6 +100,8 @@ def _without_paths(value: Any) -> Any:
     """Without the parser's notes of the file that a group of keys was read from, and names with their dots again."""
     if not isinstance(value, dict):
         return value
+    for name in (key for key in value if not isinstance(key, str)):
+        fail(f"a name is {name} as YAML reads it, and no text; put it in quotes")
     return {key.replace(DOT, "."): _without_paths(inner) for key, inner in value.items() if key != "__path__"}
 
 

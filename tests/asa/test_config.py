@@ -357,6 +357,17 @@ def test_names_are_text_as_written(tmp_path: Path) -> None:
     assert sorted(parse(Outer, files, "prog").names) == ["1", "1.50", "2026-01-01", "no", "yes"]
 
 
+@pytest.mark.parametrize("names", ["{no: x}", "{1: x}"])
+def test_names_that_yaml_reads_as_no_text_are_told(
+    names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a flag or in one file, which the parser reads; quoted they are names."""
+    (tmp_path / "a.yaml").write_text(f"names: {names}\n")
+    for argv in (["--names", names], ["--config", str(tmp_path / "a.yaml")]):
+        assert "no text; put it in quotes" in refused(["--folder", "f", *argv], capsys)
+    assert parse(Outer, ["--folder", "f", "--names", '{"no": x}'], "prog").names == {"no": Path("x")}
+
+
 def test_a_number_that_is_none_stays_one_beside_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text("numbers: {a: 1}\n")
     (tmp_path / "b.yaml").write_text("folder: f\nnumbers: {b: .inf}\n")
