@@ -255,6 +255,8 @@ def _settings(name: str, options: MethodsConfig) -> dict[str, Any]:
 def _read_method(folder: Path, name: str, settings: dict[str, Any]) -> dict[str, Tensor]:
     """A method's state from a checkpoint. Raises RequestError where there is none, or it is of another method or of one
     with other settings."""
+    if not folder.is_dir():
+        raise RequestError(f"resume_from_checkpoint: no folder {folder}")
     path = folder / METHOD_FILE
     try:
         with safe_open(path, "pt") as file:

@@ -363,6 +363,8 @@ def test_resuming_what_another_trainer_or_method_left(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=told):  # of other methods nothing is asked
         other.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert_close(weights(other.model), before, atol=0)
+    with pytest.raises(RequestError, match=r"resume_from_checkpoint: no folder .*none"):
+        trainer("again", "asa").train(resume_from_checkpoint=str(tmp_path / "none"))
     with pytest.raises(RequestError, match=r"is no method's state .* without save_only_model"):
         trainer("again", "asa").train(resume_from_checkpoint=str(tmp_path / "bare" / "checkpoint-2"))
     (tmp_path / "whole" / "checkpoint-2" / "adversary.safetensors").write_bytes(b"cut")
