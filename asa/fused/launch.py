@@ -71,7 +71,8 @@ def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
         shape["D"] = 32 if wide else 64
     # fp32 by three tf32 products: close to fp32's own accuracy, and on the matrix units.
     precision = {"PRECISION": "tf32x3" if wide else "ieee"}
-    few_warps = wide and (kernel == "pack" or K <= 64)
+    # key's 64 x 64 scores are an operand of dv and dk, which a second group of four warps would make once more.
+    few_warps = (wide and (kernel == "pack" or K <= 64)) or (not wide and kernel == "key" and K <= 64)
     return shape | precision | {"num_warps": 4 if few_warps else 8, "num_stages": 3 if packs else 2}
 
 
