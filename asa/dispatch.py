@@ -78,7 +78,7 @@ def _attacked(
         k_BHLK,
         v_BHLK,
         *found[:3],
-        found.keys.state_BL,
+        found.keys.floor_BL,
         scale=scale,
         dropout=dropout,
         config=config,

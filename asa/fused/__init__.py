@@ -29,6 +29,11 @@ LOST = (
     "misaligned address",
     "unspecified launch failure",
     "device-side assert",
+    "illegal instruction",
+    "invalid program counter",
+    "hardware stack error",
+    "not supported on global/shared address space",
+    "launch timed out",
 )  # its context
 _TRIAL = Lock()  # one at a time: Triton's interpreter knows no threads
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
@@ -129,7 +134,7 @@ def fused_attention(
     mask_q_BLD: Tensor,
     mask_k_BLD: Tensor,
     mask_bias_BL: Tensor | None,
-    state_BL: Tensor,
+    floor_BL: Tensor,
     *,
     scale: float,
     dropout: float,
@@ -139,8 +144,8 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention under the keep map 1[mask_q mask_k^T + mask_bias > 0], shared by heads (Wu et al. 2023, Eq. 4 to 8).
 
-    Args: all of one of DTYPES but mask_bias, of a query, which is fp32 (None: 0), and the state of keys, which is what
-        `states` makes of those seen. scale: of the scores, 1 / sqrt(K).
+    Args: all of one of DTYPES but mask_bias, of a query, which is fp32 (None: 0), and the floor of keys, which is what
+        `floors` makes of those seen. scale: of the scores, 1 / sqrt(K).
         dropout: probability, of the weights; it is rounded to 1 / 65536. config: its reversal and temperature.
         beside, clean: what parted these rows from clean ones, and the context of those, which comes first in ours.
     Returns: context_BHLK; kept_BL, fp32, the keys seen and kept by each query, of padding queries too. Both pass
@@ -151,14 +156,14 @@ def fused_attention(
 
     options = Options(scale, dropout, config.reversal, config.temperature)
     operands = (q_BHLK, k_BHLK, v_BHLK, mask_q_BLD, mask_k_BLD, mask_bias_BL)
-    return FusedAttention.apply(*operands, state_BL, options, beside or Beside(0), clean_BHLK)
+    return FusedAttention.apply(*operands, floor_BL, options, beside or Beside(0), clean_BHLK)
 
 
-def states(seen_BL: Tensor) -> Tensor:
-    """What the kernels know of keys, int8: 0 padding, 1 seen; 2 in a row of padding alone, all of which is attended.
-    Args: seen is bool."""
-    blind = torch.full((1, 1), 2, dtype=torch.int8, device=seen_BL.device)
-    return torch.where(seen_BL.any(1, keepdim=True), seen_BL, blind).contiguous()
+def floors(seen_BL: Tensor) -> Tensor:
+    """What the kernels know of keys, as what they add to their scores in fp32: 0 seen, -1e30 padding; 1 in a row of
+    padding alone, all of which is attended. Args: seen is bool."""
+    floor_BL = (seen_BL.float() - 1) * 1e30
+    return torch.where(seen_BL.any(1, keepdim=True), floor_BL, 1.0).contiguous()
 
 
 def cross_entropies(logits_NC: Tensor, labels_N: Tensor) -> Tensor:

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from asa.fused.tiles import load_rows, spared, store_rows, tile_gradient, tile_scores
+from asa.fused.tiles import UNSEEN, load_rows, spared, steepness, store_rows, tile_gradient, tile_scores
 
 # B rows, H heads, K width of one head (padded), L length, W words of 32 keys; M queries, N keys of one tile
 
@@ -14,7 +14,7 @@ CHANGING = ("length", "words", "threshold")  # from batch to batch: what they di
 
 @triton.jit(do_not_specialize=CHANGING)
 def forward_kernel(
-    q, k, v, out, state_BL, bits_BLW, kept_BL, lse_BHL, seed_ptr,
+    q, k, v, out, floor_BL, bits_BLW, kept_BL, lse_BHL, seed_ptr,
     q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, out_b, out_h, out_l,
     heads, length, width, words, scale, threshold, rescale,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -25,6 +25,7 @@ def forward_kernel(
     rows_M = tl.program_id(0) * M + tl.arange(0, M)
     inside_M = rows_M < length
     seed = tl.load(seed_ptr)
+    steep = steepness(floor_BL + row * length, scale)
     kept_M = tl.load(kept_BL + row * length + rows_M, mask=inside_M, other=0)
     bits_M = bits_BLW + (row * length + rows_M) * words
     q_MK = load_rows(q + row * q_b + head * q_h, rows_M, length, q_l, width, K)
@@ -33,16 +34,16 @@ def forward_kernel(
     out_MK = tl.zeros((M, K), tl.float32)
     for key0 in range(0, length, N):
         cols_N = key0 + tl.arange(0, N)
-        state_N = tl.load(state_BL + row * length + cols_N, mask=cols_N < length, other=0)
+        floor_N = tl.load(floor_BL + row * length + cols_N, mask=cols_N < length, other=UNSEEN)
         k_NK = load_rows(k + row * k_b + head * k_h, cols_N, length, k_l, width, K)
         v_NK = load_rows(v + row * v_b + head * v_h, cols_N, length, v_l, width, K)
-        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, False, PRECISION)
+        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, floor_N, inside_M, key0, words, steep, N, False, PRECISION)
         above_M = tl.maximum(top_M, tl.max(s_MN, 1))
         p_MN = tl.exp2(s_MN - above_M[:, None])
         fade_M = tl.exp2(top_M - above_M)
         sum_M = sum_M * fade_M + tl.sum(p_MN, 1)
         if DROPOUT:
-            p_MN = tl.where(spared(seed, plane, rows_M, key0, threshold, M, N), p_MN, 0.0)
+            p_MN = tl.where(spared(seed, plane, rows_M, key0, threshold, M, N, False), p_MN, 0.0)
         out_MK = tl.dot(p_MN.to(v_NK.dtype), v_NK, out_MK * fade_M[:, None], input_precision=PRECISION)
         top_M = above_M
     out_MK = out_MK * (rescale / sum_M)[:, None]
@@ -52,7 +53,7 @@ def forward_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def query_kernel(
-    q, k, v, out, do, dq, state_BL, bits_BLW, kept_BL, lse_BHL, delta_BHL, seed_ptr,
+    q, k, v, out, do, dq, floor_BL, bits_BLW, kept_BL, lse_BHL, delta_BHL, seed_ptr,
     q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, out_b, out_h, out_l, do_b, do_h, do_l, dq_b, dq_h, dq_l,
     heads, length, width, words, scale, threshold, rescale,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -63,6 +64,7 @@ def query_kernel(
     rows_M = tl.program_id(0) * M + tl.arange(0, M)
     inside_M = rows_M < length
     seed = tl.load(seed_ptr)
+    steep = steepness(floor_BL + row * length, scale)
     kept_M = tl.load(kept_BL + row * length + rows_M, mask=inside_M, other=0)
     bits_M = bits_BLW + (row * length + rows_M) * words
     of_plane = plane.to(tl.int64) * length
@@ -75,10 +77,10 @@ def query_kernel(
     dq_MK = tl.zeros((M, K), tl.float32)
     for key0 in range(0, length, N):
         cols_N = key0 + tl.arange(0, N)
-        state_N = tl.load(state_BL + row * length + cols_N, mask=cols_N < length, other=0)
+        floor_N = tl.load(floor_BL + row * length + cols_N, mask=cols_N < length, other=UNSEEN)
         k_NK = load_rows(k + row * k_b + head * k_h, cols_N, length, k_l, width, K)
         v_NK = load_rows(v + row * v_b + head * v_h, cols_N, length, v_l, width, K)
-        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, False, PRECISION)
+        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, floor_N, inside_M, key0, words, steep, N, False, PRECISION)
         _, ds_MN = tile_gradient(
             s_MN, lse_M, delta_M, do_MK, v_NK, seed, plane, rows_M, key0, threshold, rescale,
             M, N, DROPOUT, False, PRECISION,
@@ -89,7 +91,7 @@ def query_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def key_kernel(
-    q, k, v, do, dk, dv, state_BL, bits_BLW, kept_BL, lse_BHL, delta_BHL, seed_ptr,
+    q, k, v, do, dk, dv, floor_BL, bits_BLW, kept_BL, lse_BHL, delta_BHL, seed_ptr,
     q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, do_b, do_h, do_l, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l,
     heads, length, width, words, scale, threshold, rescale,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -100,8 +102,9 @@ def key_kernel(
     key0 = tl.program_id(0) * N
     cols_N = key0 + tl.arange(0, N)
     seed = tl.load(seed_ptr)
+    steep = steepness(floor_BL + row * length, scale)
     of_plane = plane.to(tl.int64) * length
-    state_N = tl.load(state_BL + row * length + cols_N, mask=cols_N < length, other=0)
+    floor_N = tl.load(floor_BL + row * length + cols_N, mask=cols_N < length, other=UNSEEN)
     k_NK = load_rows(k + row * k_b + head * k_h, cols_N, length, k_l, width, K)
     v_NK = load_rows(v + row * v_b + head * v_h, cols_N, length, v_l, width, K)
     dk_NK = tl.zeros((N, K), tl.float32)
@@ -115,7 +118,7 @@ def key_kernel(
         bits_M = bits_BLW + (row * length + rows_M) * words
         q_MK = load_rows(q + row * q_b + head * q_h, rows_M, length, q_l, width, K)
         do_MK = load_rows(do + row * do_b + head * do_h, rows_M, length, do_l, width, K)
-        s_NM = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, True, PRECISION)
+        s_NM = tile_scores(q_MK, k_NK, bits_M, kept_M, floor_N, inside_M, key0, words, steep, N, True, PRECISION)
         used_NM, ds_NM = tile_gradient(
             s_NM, lse_M, delta_M, do_MK, v_NK, seed, plane, rows_M, key0, threshold, rescale,
             M, N, DROPOUT, True, PRECISION,

@@ -28,7 +28,7 @@ class FusedAttention(Function):
         mask_q_BLD: Tensor,
         mask_k_BLD: Tensor,
         mask_bias_BL: Tensor | None,
-        state_BL: Tensor,
+        floor_BL: Tensor,
         options: Options,
         beside: Beside,
         clean_BHLK: Tensor | None,
@@ -39,12 +39,12 @@ class FusedAttention(Function):
             mask_bias_BL = mask_q_BLD.new_zeros(mask_q_BLD.shape[:2], dtype=torch.float32)
         made = (mask_q_BLD.contiguous(), mask_k_BLD.contiguous(), mask_bias_BL.contiguous())
         seed = _seed(q_BHLK.device, options.dropout)
-        bits_BLW, kept_BL = launch.pack(*made, state_BL)
-        map_ = (state_BL, bits_BLW, kept_BL, seed)
+        bits_BLW, kept_BL = launch.pack(*made, floor_BL)
+        map_ = (floor_BL, bits_BLW, kept_BL, seed)
         out_BHLK, lse_BHL = launch.forward(q_BHLK, k_BHLK, v_BHLK, map_, options, beside.room)
         all_BHLK = out_BHLK if clean_BHLK is None else beside.whole(clean_BHLK, out_BHLK)
         beside.made.clear()
-        maps = (state_BL, seed, bits_BLW, kept_BL)
+        maps = (floor_BL, seed, bits_BLW, kept_BL)
         ctx.save_for_backward(*Saved(q_BHLK, k_BHLK, v_BHLK, *made, *maps, out_BHLK, lse_BHL))
         ctx.options, ctx.beside = options, beside
         return all_BHLK, kept_BL

@@ -46,7 +46,7 @@ class Saved(NamedTuple):
     mask_q_BLD: Tensor
     mask_k_BLD: Tensor
     mask_bias_BL: Tensor
-    state_BL: Tensor
+    floor_BL: Tensor
     seed: Tensor
     bits_BLW: Tensor
     kept_BL: Tensor
@@ -57,27 +57,28 @@ class Saved(NamedTuple):
 def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
     """Tile sizes and launch settings of a kernel (pack, forward, query, key, slope) for a head of this width.
 
-    Chosen by what the compiler says of registers on sm_90 (tests/fused/test_compile.py); not tuned on a GPU.
+    Chosen by what the compiler says of registers and instructions on sm_90 (tests/fused/test_compile.py); not tuned on
+    a GPU.
     """
     wide = dtype == torch.float32
     K = max(16, 1 << (head - 1).bit_length())  # what the matrix units take
     # The map's product over all of the width is a matrix product like others: large tiles read operands less often.
     packs = kernel == "pack" and not wide
     large = packs or (not wide and kernel in ("forward", "query"))
-    shape = {"M": 128 if large else 32 if wide and kernel == "key" else 64, "N": 32 if wide else 128 if packs else 64}
+    shape = {"M": 128 if large else 32 if kernel == "key" else 64, "N": 32 if wide else 128 if packs else 64}
     if kernel != "pack":
         shape["K"] = K
     if kernel in ("pack", "slope"):
         shape["D"] = 32 if wide else 64
     # fp32 by three tf32 products: close to fp32's own accuracy, and on the matrix units.
     precision = {"PRECISION": "tf32x3" if wide else "ieee"}
-    # key's 64 x 64 scores are an operand of dv and dk, which a second group of four warps would make once more.
-    few_warps = (wide and (kernel == "pack" or K <= 64)) or (not wide and kernel == "key" and K <= 64)
+    # key's scores are an operand of dv and dk: a second group of four warps would make 64 keys' once more.
+    few_warps = (kernel == "pack" or K <= 64) if wide else kernel == "key"
     return shape | precision | {"num_warps": 4 if few_warps else 8, "num_stages": 3 if packs else 2}
 
 
-def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, mask_bias_BL: Tensor, state_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """(bits_BLW in int32, kept_BL in fp32) of the keep map 1[q k^T + bias > 0] where state is 1."""
+def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, mask_bias_BL: Tensor, floor_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """(bits_BLW in int32, kept_BL in fp32) of the keep map 1[q k^T + bias > 0] where floor is 0."""
     rows, length, width = mask_q_BLD.shape
     words = parts(length, 32)
     bits_BLW = torch.empty(rows, length, words, dtype=torch.int32, device=mask_q_BLD.device)
@@ -85,7 +86,7 @@ def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, mask_bias_BL: Tensor, state_BL:
     options = tiles("pack", mask_q_BLD.dtype, 0)
     grid = (parts(length, options["M"]), parts(length, options["N"]), rows)
     made = (mask_q_BLD, mask_k_BLD, mask_bias_BL)
-    run(pack_kernel, grid, *made, state_BL, bits_BLW, kept_BL, length, width, words, **options)
+    run(pack_kernel, grid, *made, floor_BL, bits_BLW, kept_BL, length, width, words, **options)
     return bits_BLW, kept_BL
 
 
@@ -97,15 +98,15 @@ def forward(
     options: Options,
     room: Room,
 ) -> tuple[Tensor, Tensor]:
-    """(context_BHLK, in its room; lse_BHL). Args: map_ is state_BL, bits_BLW, kept_BL and seed."""
+    """(context_BHLK, in its room; lse_BHL). Args: map_ is floor_BL, bits_BLW, kept_BL and seed."""
     rows, heads, length, width = q_BHLK.shape
-    state_BL, bits_BLW, kept_BL, seed = map_
+    floor_BL, bits_BLW, kept_BL, seed = map_
     out_BHLK = room(v_BHLK)
     lse_BHL = torch.empty(rows, heads, length, dtype=torch.float32, device=q_BHLK.device)
     settings = tiles("forward", q_BHLK.dtype, width)
     run(
         forward_kernel, (parts(length, settings["M"]), rows * heads),
-        q_BHLK, k_BHLK, v_BHLK, out_BHLK, state_BL, bits_BLW, kept_BL, lse_BHL, seed,
+        q_BHLK, k_BHLK, v_BHLK, out_BHLK, floor_BL, bits_BLW, kept_BL, lse_BHL, seed,
         *_strides(q_BHLK, k_BHLK, v_BHLK, out_BHLK),
         heads, length, width, bits_BLW.shape[-1], options.scale, *spare(options.dropout),
         DROPOUT=options.dropout > 0, **settings,
@@ -118,7 +119,7 @@ def backward(saved: Saved, do_BHLK: Tensor, options: Options, room: Room) -> tup
     q, k, v, out, do = saved.q_BHLK, saved.k_BHLK, saved.v_BHLK, saved.out_BHLK, do_BHLK
     rows, heads, length, width = q.shape
     dq, dk, dv, delta_BHL = room(q), room(k), room(v), torch.empty_like(saved.lse_BHL)
-    common = (saved.state_BL, saved.bits_BLW, saved.kept_BL, saved.lse_BHL, delta_BHL, saved.seed)
+    common = (saved.floor_BL, saved.bits_BLW, saved.kept_BL, saved.lse_BHL, delta_BHL, saved.seed)
     sizes = (heads, length, width, saved.bits_BLW.shape[-1], options.scale, *spare(options.dropout))
     settings = tiles("query", q.dtype, width)
     run(
@@ -153,7 +154,7 @@ def map_backward(
     scale = mask_width**-0.5
     run(
         slope_kernel, (parts(length, settings["M"]), parts(length, settings["N"]), rows),
-        q, k, v, do, saved.state_BL, saved.bits_BLW, saved.kept_BL, saved.lse_BHL, delta_BHL, saved.seed,
+        q, k, v, do, saved.floor_BL, saved.bits_BLW, saved.kept_BL, saved.lse_BHL, delta_BHL, saved.seed,
         saved.mask_q_BLD, saved.mask_k_BLD, saved.mask_bias_BL, d_kept_BL, dx_BLL, *_strides(q, k, v, do),
         heads, length, width, mask_width, saved.bits_BLW.shape[-1], options.scale, scale / options.temperature,
         *spare(options.dropout), DROPOUT=options.dropout > 0, **settings,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from asa.fused.attend import CHANGING
-from asa.fused.tiles import HEADROOM, MASKED, SEEN, load_rows, tile_gradient, tile_scores
+from asa.fused.tiles import HEADROOM, MASKED, SEEN, UNSEEN, load_rows, steepness, tile_gradient, tile_scores
 
 # B rows, D width, H heads, K width of one head (padded), L length, W words of 32 keys; M queries, N keys of one tile
 
@@ -28,7 +28,7 @@ def product(q_BLD, k_BLD, bias_M, rows_M, cols_N, length, width, D: tl.constexpr
 
 @triton.jit(do_not_specialize=CHANGING)
 def pack_kernel(
-    q_BLD, k_BLD, bias_BL, state_BL, bits_BLW, kept_BL, length, width, words,
+    q_BLD, k_BLD, bias_BL, floor_BL, bits_BLW, kept_BL, length, width, words,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Bit k % 32 of word k // 32 is set where a query keeps key k; kept_BL counts them.
@@ -43,8 +43,8 @@ def pack_kernel(
     # The scale of the scores is positive, so their signs do without it.
     bias_M = tl.load(bias_BL + row * length + rows_M, mask=rows_M < length, other=0.0)
     x_MN = product(q_BLD + of_row, k_BLD + of_row, bias_M, rows_M, cols_N, length, width, D, PRECISION)
-    state_N = tl.load(state_BL + row * length + cols_N, mask=cols_N < length, other=0)
-    keep_MN = ((x_MN > 0) & (state_N == SEEN)[None, :]).to(tl.int32)
+    floor_N = tl.load(floor_BL + row * length + cols_N, mask=cols_N < length, other=UNSEEN)
+    keep_MN = ((x_MN > 0) & (floor_N == SEEN)[None, :]).to(tl.int32)
     lanes = tl.reshape(keep_MN, (M, N // 32, 32)) << tl.arange(0, 32)[None, None, :]
     word = key0 // 32 + tl.arange(0, N // 32)
     inside = (rows_M < length)[:, None] & (word < words)[None, :]
@@ -56,7 +56,7 @@ def pack_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def slope_kernel(
-    q, k, v, do, state_BL, bits_BLW, kept_BL, lse_BHL, delta_BHL, seed_ptr,
+    q, k, v, do, floor_BL, bits_BLW, kept_BL, lse_BHL, delta_BHL, seed_ptr,
     mask_q_BLD, mask_k_BLD, mask_bias_BL, d_kept_BL, dx_BLL,
     q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, do_b, do_h, do_l,
     heads, length, width, mask_width, words, scale, mask_scale, threshold, rescale,
@@ -74,7 +74,8 @@ def slope_kernel(
     cols_N = key0 + tl.arange(0, N)
     inside_M = rows_M < length
     seed = tl.load(seed_ptr)
-    state_N = tl.load(state_BL + row * length + cols_N, mask=cols_N < length, other=0)
+    steep = steepness(floor_BL + row * length, scale)
+    floor_N = tl.load(floor_BL + row * length + cols_N, mask=cols_N < length, other=UNSEEN)
     kept_M = tl.load(kept_BL + row * length + rows_M, mask=inside_M, other=0)
     bits_M = bits_BLW + (row * length + rows_M) * words
     ds_MN = tl.zeros((M, N), tl.float32)
@@ -86,7 +87,7 @@ def slope_kernel(
         plane = row * heads + head
         lse_M = tl.load(lse_BHL + plane * length + rows_M, mask=inside_M, other=0.0)
         delta_M = tl.load(delta_BHL + plane * length + rows_M, mask=inside_M, other=0.0)
-        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale, N, False, PRECISION)
+        s_MN = tile_scores(q_MK, k_NK, bits_M, kept_M, floor_N, inside_M, key0, words, steep, N, False, PRECISION)
         _, head_MN = tile_gradient(
             s_MN, lse_M, delta_M, do_MK, v_NK, seed, plane.to(tl.int32), rows_M, key0, threshold, rescale,
             M, N, DROPOUT, False, PRECISION,
@@ -100,6 +101,6 @@ def slope_kernel(
     x_MN = product(mask_q_BLD + of_row, mask_k_BLD + of_row, bias_M, rows_M, cols_N, length, mask_width, D, PRECISION)
     soft_MN = tl.sigmoid(x_MN * mask_scale)
     dx_MN = (price_M[:, None] / MASKED - ds_MN) * soft_MN * (1 - soft_MN) * HEADROOM
-    dx_MN = tl.where((state_N == SEEN)[None, :], dx_MN, 0.0).to(dx_BLL.dtype.element_ty)
+    dx_MN = tl.where((floor_N == SEEN)[None, :], dx_MN, 0.0).to(dx_BLL.dtype.element_ty)
     at_MN = (row * length + rows_M[:, None]) * length + cols_N[None, :]
     tl.store(dx_BLL + at_MN, dx_MN, mask=inside_M[:, None] & (cols_N < length)[None, :])

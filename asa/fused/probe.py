@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from asa.adversary import MASKED, ASAConfig, threshold
-from asa.fused import fused_attention, states
+from asa.fused import floors, fused_attention
 from asa.spare import spare
 
 # B rows, D width, H heads, K width of one head, L length
@@ -65,7 +65,7 @@ def _fused(operands: list[Tensor], seen_BL: Tensor, dropout: float) -> tuple[Ten
     q, k, v, mask_q, mask_k, bias = operands
     scale = q.shape[-1] ** -0.5
     return fused_attention(
-        q, k, v, mask_q, mask_k, bias, states(seen_BL), scale=scale, dropout=dropout, config=ASAConfig()
+        q, k, v, mask_q, mask_k, bias, floors(seen_BL), scale=scale, dropout=dropout, config=ASAConfig()
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from asa.adversary import ASAConfig
 from asa.cpu_attention import makes_map
-from asa.fused import states, supported
+from asa.fused import floors, supported
 
 NAME = "asa"  # of asa.dispatch's attention, in a module's config
 
@@ -29,9 +29,9 @@ class Keys:
         return self.seen_BLL[:, 0].expand(self.rows, -1)
 
     @cached_property
-    def state_BL(self) -> Tensor:
+    def floor_BL(self) -> Tensor:
         """The same for asa.fused."""
-        return states(self.seen_BL)
+        return floors(self.seen_BL)
 
     @cached_property
     def seen_B1(self) -> Tensor:

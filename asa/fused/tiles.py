@@ -14,9 +14,12 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)  # the softmax is taken to base 2, which is what the hardware has
 MASKED = tl.constexpr(-1e4)  # asa.adversary.MASKED, which no kernel can read
 HEADROOM: Any = tl.constexpr(256.0)  # of the gradient to the map's scores, whose 1 / 1e4 leaves fp16's normal range
-UNSEEN = tl.constexpr(-1e30)  # finite: a tile of padding alone must not give -inf - -inf
-SEEN = tl.constexpr(1)  # a key's state: padding is 0, and 2 where its whole row is padding
-BLIND = tl.constexpr(2)
+# What is added to the scores with a key (asa.fused.floors), base 2. Finite: a tile of padding alone must not give
+# -inf - -inf.
+SEEN = tl.constexpr(0.0)
+UNSEEN = tl.constexpr(-1e30)
+ROUNDS = tl.constexpr(7)
+BLIND = tl.constexpr(1.0)  # padding in a row of padding alone
 
 
 @triton.jit
@@ -58,39 +61,73 @@ def tile_product(x_MK, y_NK, TURNED: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def tile_scores(
-    q_MK, k_NK, bits_M, kept_M, state_N, inside_M, key0, words, scale,
-    N: tl.constexpr, TURNED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Scores of a tile to base 2: lowered where the map masks, UNSEEN at padding, 0 in a row that is padding alone.
-
-    bits_M: where each query's first word lies. kept_M: units of its map; with none of them it attends unmasked.
-    """
-    s_MN = tile_product(q_MK, k_NK, TURNED, PRECISION) * (scale * LOG2_E)
-    lane_N = tl.arange(0, N)
-    bits_MN = tl.zeros(s_MN.shape, tl.int32)
-    for part in tl.static_range(N // 32):
-        word = key0 // 32 + part
-        word_M = tl.load(bits_M + word, mask=inside_M & (word < words), other=0)
-        bits_MN = tl.where(by_key(lane_N // 32 == part, TURNED), by_query(word_M, TURNED), bits_MN)
-    attended_MN = (((bits_MN >> by_key(lane_N % 32, TURNED)) & 1) != 0) | by_query(kept_M == 0, TURNED)
-    s_MN = tl.where(attended_MN, s_MN, s_MN + MASKED * LOG2_E)
-    unseen_N = tl.where(state_N == BLIND, 0.0, UNSEEN)
-    return tl.where(by_key(state_N == SEEN, TURNED), s_MN, by_key(unseen_N, TURNED))
+def is_set(bits_MW, M: tl.constexpr, N: tl.constexpr, TURNED: tl.constexpr):
+    """Bit n % 32 of word n // 32, of each query."""
+    lane = 1 << tl.arange(0, 32)
+    if TURNED:
+        lanes_MN = tl.reshape(tl.trans(bits_MW)[:, None, :] & lane[None, :, None], (N, M))
+    else:
+        lanes_MN = tl.reshape(bits_MW[:, :, None] & lane[None, None, :], (M, N))
+    return lanes_MN != 0
 
 
 @triton.jit
-def spared(seed, plane, rows_M, key0, threshold, M: tl.constexpr, N: tl.constexpr):
+def steepness(floor_L, scale):
+    """The scores' scale to base 2; 0 in a row that is padding alone, whose keys are all alike."""
+    return tl.where(tl.load(floor_L) == BLIND, 0.0, scale * LOG2_E)
+
+
+@triton.jit
+def tile_scores(
+    q_MK, k_NK, bits_M, kept_M, floor_N, inside_M, key0, words, steep,
+    N: tl.constexpr, TURNED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores of a tile to base 2: lowered where the map masks, UNSEEN at padding, alike in a row that is padding alone.
+
+    bits_M: where each query's first word lies. kept_M: units of its map; with none of them it attends unmasked.
+    A score takes three instructions here: its bit, what that adds, and the sum. Their number is what a tile costs.
+    """
+    s_MN = tile_product(q_MK, k_NK, TURNED, PRECISION)
+    word_W = key0 // 32 + tl.arange(0, N // 32)
+    inside_MW = inside_M[:, None] & (word_W < words)[None, :]
+    bits_MW = tl.load(bits_M[:, None] + word_W[None, :], mask=inside_MW, other=0)
+    bits_MW = tl.where((kept_M == 0)[:, None], -1, bits_MW)
+    attended_MN = is_set(bits_MW, kept_M.shape[0], N, TURNED)
+    added_MN = tl.where(attended_MN, by_key(floor_N, TURNED), by_key(floor_N + MASKED * LOG2_E, TURNED))
+    return s_MN * steep + added_MN
+
+
+@triton.jit
+def spared(
+    seed, plane, rows_M, key0, threshold,
+    M: tl.constexpr, N: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
     """True at the MN weights that dropout spares: a function of seed, plane (row and head), query and key alone.
 
-    One draw of Philox4x32 serves eight keys with 16 bits each, because the draws are what dropout costs.
+    One draw of Philox4x32 serves eight keys with 16 bits each, because the draws are what dropout costs: those that one
+    thread holds of a product's tile.
     """
-    group_MG = key0 // 8 + tl.arange(0, N // 8)[None, :] + tl.zeros((M, 1), tl.int32)
-    rows_MG = rows_M[:, None] + tl.zeros((1, N // 8), tl.int32)
-    a_MG, b_MG, c_MG, d_MG = tl.philox(seed, group_MG, rows_MG, plane, 0)
-    words = tl.join(tl.join(a_MG, b_MG), tl.join(c_MG, d_MG))
-    halves = tl.join(words & 0xFFFF, words >> 16)
-    return tl.reshape(halves, (M, N)).to(tl.int32) >= threshold
+    draw_T = tl.reshape(key0 // 8 + tl.arange(0, N // 8), (1, N // 32, 4))
+    draw_MWT = draw_T + tl.zeros((M, 1, 1), tl.int32)
+    rows_MWT = rows_M[:, None, None] + tl.zeros((1, N // 32, 4), tl.int32)
+    a_MWT, b_MWT, c_MWT, d_MWT = tl.philox(seed, draw_MWT, rows_MWT, plane, 0, ROUNDS)
+    least = threshold.to(tl.uint32) << 16
+    if TURNED:  # few words change threads then
+        of_MWT = two_bits(a_MWT, least) | two_bits(c_MWT, least) << 8 | two_bits(b_MWT, least) << 16
+        of_MWT |= two_bits(d_MWT, least) << 24
+        bits_MW = tl.sum(of_MWT << (2 * tl.arange(0, 4))[None, None, :], 2)
+        spared_MN = is_set(bits_MW, M, N, True)
+    else:
+        words = tl.join(tl.join(a_MWT, b_MWT), tl.join(c_MWT, d_MWT))
+        halves = tl.join(words << 16, words) >= least
+        spared_MN = tl.reshape(tl.permute(tl.reshape(halves, (M, N // 32, 4, 4, 2)), (0, 1, 3, 2, 4)), (M, N))
+    return spared_MN
+
+
+@triton.jit
+def two_bits(word, least):
+    """1 where the lower half of a word is not below `least`, and 2 where the upper half is not."""
+    return (word << 16 >= least).to(tl.int32) | (word >= least).to(tl.int32) << 1
 
 
 @triton.jit
@@ -103,9 +140,7 @@ def tile_gradient(
     dp_MN = tile_product(do_MK, v_NK, TURNED, PRECISION)
     used_MN = p_MN
     if DROPOUT:
-        spared_MN = spared(seed, plane, rows_M, key0, threshold, M, N)
-        if TURNED:
-            spared_MN = tl.trans(spared_MN)
+        spared_MN = spared(seed, plane, rows_M, key0, threshold, M, N, TURNED)
         used_MN = tl.where(spared_MN, p_MN, 0.0)
         dp_MN = tl.where(spared_MN, dp_MN * rescale, 0.0)
     return used_MN, p_MN * (dp_MN - by_query(delta_M, TURNED))

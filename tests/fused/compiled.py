@@ -29,7 +29,7 @@ KERNELS: dict[str, Any] = {
 # Of losses; instead of a head's width they have classes, and instead of dropout a second pass.
 LOSSES: dict[str, Any] = {"entropy": vocabulary.entropy_kernel, "gradient": vocabulary.gradient_kernel}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-TYPES = {"state_BL": "*i8", "bits_BLW": "*i32", "kept_BL": "*fp32", "seed_ptr": "*i64", "labels_N": "*i64"}
+TYPES = {"floor_BL": "*fp32", "bits_BLW": "*i32", "kept_BL": "*fp32", "seed_ptr": "*i64", "labels_N": "*i64"}
 TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL", "bias_BL", "mask_bias_BL"), "*fp32")
 TYPES |= dict.fromkeys(("entropies", "tops", "logs", "means"), "*fp32")
 TYPES |= dict.fromkeys(("d_entropy_p_N", "d_entropy_q_N", "d_forth_N", "d_back_N"), "*fp32")
@@ -53,7 +53,7 @@ def signature(kernel: Any, dtype: str) -> dict[str, str]:
 
 
 def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) -> dict[str, Any]:
-    """What the compiler says of one variant: registers, bytes spilled per thread, bytes of shared memory."""
+    """What the compiler says of one variant: registers and bytes spilled of a thread, shared memory, instructions."""
     if name in LOSSES:
         kernel, settings = LOSSES[name], losses.tile(head, dropout)
     else:
@@ -74,6 +74,8 @@ def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) 
     asked = {"kernel": name, "architecture": architecture, "dtype": dtype, "head": head, "dropout": dropout, **options}
     told = {"registers": registers, "spilled": spilled, "shared": made.metadata.shared, "matrix_units": units}
     told["transposed"] = transposed_products(made.asm["ttir"])
+    if name in KERNELS:
+        told["issued"] = issued(made.asm["cubin"], options["num_warps"], settings["M"] * settings["N"])
     return asked | told
 
 
@@ -94,16 +96,28 @@ def transposed_products(ttir: str) -> list[str]:
 
 def usage(cubin: bytes) -> tuple[int, int]:
     """Registers of a thread, and bytes of its stack, which hold what registers could not."""
+    text = _told(cubin, "--dump-resource-usage")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return int(found[1]), int(found[2])
+
+
+def issued(cubin: bytes, warps: int, scores: int) -> int:
+    """Instructions that a block's warps issue in the longest loop, which makes a tile of so many scores, for 1024 of
+    them. A multiprocessor issues four in a cycle, in which its matrix units do 4096 operations in half precision."""
+    lines = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+(.*?);", _told(cubin, "-sass"))]
+    jumps = [(int(found[1], 16), at) for at, text in lines if (found := re.search(r"BRA.*?0x([0-9a-f]+)", text))]
+    first, last = max(((to, at) for to, at in jumps if to < at), key=lambda loop: loop[1] - loop[0])
+    return round(sum(first <= at <= last for at, _ in lines) * warps * 1024 / scores)
+
+
+def _told(cubin: bytes, question: str) -> str:
+    """What Triton's own cuobjdump says of a program."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return int(found[1]), int(found[2])
+        return subprocess.run([tool, question, file.name], capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from asa.adversary import ASAConfig
-from asa.fused import fused_attention, states
+from asa.fused import floors, fused_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Largest relative error, in the Euclidean norm, of anything that is computed from operands of a type.
@@ -74,7 +74,7 @@ def fused(given: Problem) -> dict[str, Tensor]:
         mask_q,
         mask_k,
         bias,
-        states(given.seen_BL),
+        floors(given.seen_BL),
         scale=given.scale,
         dropout=given.dropout,
         config=given.config,
@@ -109,17 +109,19 @@ def _with_gradients(given: Problem, context: Tensor, kept: Tensor, operands: tup
 
 
 def spared(seed: int, shape: tuple[int, int, int], dropout: float) -> Tensor:
-    """BHLL, True where dropout spares a weight: Philox4x32-10 (Salmon et al. 2011), key `seed`, counter (k // 8, q, b H
-    + h, 0), whose eight 16-bit halves are compared with 65536 `dropout`. Args: shape BHL."""
+    """BHLL, True where dropout spares a weight: Philox4x32-7 (Salmon et al. 2011), key `seed`, counter (k // 32 * 4 +
+    k % 8 // 2, q, b H + h, 0), whose eight 16-bit halves are compared with 65536 `dropout`. Args: shape BHL."""
     rows, heads, length = shape
-    groups = -(-length // 8)
-    axes = [np.arange(n, dtype=np.uint64) for n in (rows * heads, length, groups)]
+    blocks = -(-length // 32)
+    axes = [np.arange(n, dtype=np.uint64) for n in (rows * heads, length, blocks * 4)]
     plane, query, group = np.meshgrid(*axes, indexing="ij")
     words = _philox((group, query, plane, np.zeros_like(plane)), seed)
-    # The order in which the kernels lay the words out, low half before high.
+    # Words lie eight keys apart, in this order; of two neighbours the lower half is the first one's.
     words = np.stack([words[0], words[2], words[1], words[3]], -1)
-    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], -1).reshape(rows, heads, length, groups * 8)
-    return torch.from_numpy(halves[..., :length] >= round(dropout * 65536)).to(DEVICE)
+    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], -1)
+    halves = halves.reshape(rows, heads, length, blocks, 4, 4, 2).swapaxes(-3, -2)
+    spared_BHLL = halves.reshape(rows, heads, length, blocks * 32)[..., :length] >= round(dropout * 65536)
+    return torch.from_numpy(spared_BHLL).to(DEVICE)
 
 
 def _philox(counter: tuple[np.ndarray, ...], seed: int) -> tuple[np.ndarray, ...]:
@@ -127,7 +129,7 @@ def _philox(counter: tuple[np.ndarray, ...], seed: int) -> tuple[np.ndarray, ...
     c0, c1, c2, c3 = counter
     key0, key1 = seed & 0xFFFFFFFF, seed >> 32
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
-    for _ in range(10):
+    for _ in range(7):
         a, b = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
         c0, c1, c2, c3 = (b >> shift) ^ c1 ^ np.uint64(key0), b & low, (a >> shift) ^ c3 ^ np.uint64(key1), a & low
         key0, key1 = (key0 + 0x9E3779B9) & 0xFFFFFFFF, (key1 + 0xBB67AE85) & 0xFFFFFFFF

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asa.adversary import ASAConfig
-from asa.fused import fused_attention, states
+from asa.fused import floors, fused_attention
 from tests.fused.oracle import DEVICE, NAMES, TOLERANCES, error, fused, plain, problem, spared
 
 DTYPES = list(TOLERANCES)
@@ -153,14 +153,14 @@ def test_rows_that_lie_farther_apart_than_32_bits_count_are_copied() -> None:
 
 
 def test_keys_that_learn_nothing_get_no_gradient_and_no_bias_is_a_bias_of_zero() -> None:
-    """As asa.adversary calls it: the keys of the map are the hidden states, and few tokens have no bias."""
+    """As asa.adversary calls it: the keys of the map are the hidden floors, and few tokens have no bias."""
     small = problem((2, 2, 70, 32), 48, pads=(9,))
     small.operands[-1].data.zero_()
     wanted = plain(small)
     q, k, v, mask_q, mask_k, _ = small.operands
     mask_k.requires_grad_(False)
     context, kept = fused_attention(
-        q, k, v, mask_q, mask_k, None, states(small.seen_BL), scale=small.scale, dropout=0.0, config=small.config
+        q, k, v, mask_q, mask_k, None, floors(small.seen_BL), scale=small.scale, dropout=0.0, config=small.config
     )
     grads = torch.autograd.grad((context, kept), (q, k, v, mask_q), (small.d_context_BHLK, small.d_kept_BL))
     found = {"context": context.detach(), **dict(zip(NAMES, grads, strict=False))}

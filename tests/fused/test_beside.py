@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asa.errors import RequestError
 from asa.fused import beside as beside_module
-from asa.fused import fused_attention, states
+from asa.fused import floors, fused_attention
 from asa.fused.beside import Beside
 from tests.fused.oracle import Problem, problem
 
@@ -43,7 +43,7 @@ def attacked(
     mask_q, mask_k, mask_bias = given.operands[3:]
     options: dict[str, Any] = {"scale": given.scale, "dropout": 0.0, "config": given.config}
     return fused_attention(
-        q, k, v, mask_q, mask_k, mask_bias, states(given.seen_BL), **options, beside=beside, clean_BHLK=clean
+        q, k, v, mask_q, mask_k, mask_bias, floors(given.seen_BL), **options, beside=beside, clean_BHLK=clean
     )
 
 

@@ -94,7 +94,7 @@ def test_what_is_made_of_a_mask_is_made_once_for_all_layers(
     launched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Tensor] = []
-    monkeypatch.setattr(products, "states", lambda seen_BL: made.append(seen_BL) or fused.states(seen_BL))
+    monkeypatch.setattr(products, "floors", lambda seen_BL: made.append(seen_BL) or fused.floors(seen_BL))
     module = tiny_module(asa=ASAConfig()).to(DEVICE)
     mask = tiny_batch().inputs["attention_mask"].to(DEVICE)
     maps = attacked(module, mask)

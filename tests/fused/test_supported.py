@@ -131,6 +131,11 @@ def test_another_dropout_in_the_backward_pass_is_noticed(monkeypatch: pytest.Mon
         ("CUDA out of memory. Tried to", RuntimeError),
         ("Triton Error [CUDA]: out of memory", RuntimeError),
         ("Triton Error [CUDA]: an illegal memory access was encountered", WorkError),
+        ("CUDA error: an illegal instruction was encountered", WorkError),
+        ("CUDA error: invalid program counter", WorkError),
+        ("CUDA error: hardware stack error", WorkError),
+        ("CUDA error: operation not supported on global/shared address space", WorkError),
+        ("CUDA error: the launch timed out and was terminated", WorkError),
     ],
 )
 def test_full_memory_says_nothing_of_the_kernels_and_a_lost_gpu_ends_the_run(
