@@ -6,6 +6,7 @@ own content, so that a changed byte is found anywhere, in the manifest too. Shar
 
 import hashlib
 import json
+import os
 import shutil
 import stat
 from collections.abc import Generator, Iterator
@@ -162,10 +163,23 @@ def _text(content: dict[str, Any]) -> str:
 
 
 def replaceable(folder: Path, kind: str, flag: str) -> None:
-    """Raises RequestError where something stands at `folder` that was not made as a folder of `kind`. What has become
-    of its files since is left out of account: they are to be made anew."""
-    if folder.exists() and not ((folder / NAME).is_file() and _content(folder, kind, flag)["kind"] == kind):
+    """Raises RequestError where something stands at `folder` that was not made as a folder of `kind`, or beside what
+    was made: it would be lost. What has become of its files since is left out of account: they are to be made anew."""
+    if not taken(folder):
+        return
+    if not (folder / NAME).is_file() or (content := _content(folder, kind, flag))["kind"] != kind:
         raise RequestError(f"{folder} exists and holds no {kind}, so it is not replaced; set another {flag}")
+    ours = {NAME, *content["files"]}
+    for path in sorted(folder.rglob("*")):
+        if path.relative_to(folder).as_posix() not in ours and (path.is_symlink() or not path.is_dir()):
+            raise RequestError(
+                f"{path} is no part of that {kind}, so it is not replaced; move it or set another {flag}"
+            )
+
+
+def taken(folder: Path) -> bool:
+    """Whether something stands there; an empty folder is nothing."""
+    return os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir()))
 
 
 @contextmanager

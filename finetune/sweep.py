@@ -28,7 +28,7 @@ from finetune.loop import train
 from finetune.recipes import merged, preset, resolved
 from finetune.run import Cell, Run
 from finetune.tasks.batches import Encoded, encode
-from finetune.tasks.facts import beyond, told
+from finetune.tasks.facts import beyond, told, unread
 from finetune.tasks.load import load, trainable
 from finetune.tasks.spec import chosen
 from finetune.tasks.task import Task
@@ -83,15 +83,17 @@ class Sweep:
         kind, splits = self.tasks[task].kind, self.tasks[task].splits
         return {name: encode(kind, split, tokenizer, length) for name, split in splits.items()}
 
-    def _cut(self, cell: Cell, data: dict[str, Encoded], board: Board) -> dict[str, int]:
-        """By split, the words that were cut off, told with the first run that has so many; splits without any are left
-        out."""
-        counts = {name: split.cut for name, split in data.items() if split.cut}
-        line = beyond(cell.run.task, cell.run.model, cell.config.length, counts)
-        if counts and line not in self._told:
+    def _words(self, cell: Cell, data: dict[str, Encoded], board: Board) -> dict[str, dict[str, int]]:
+        """By split, the words that were cut off and those without a token, told with the first run that has so many;
+        splits without any are left out."""
+        cut = {name: split.cut for name, split in data.items() if split.cut}
+        lost = {name: split.unread for name, split in data.items() if split.unread}
+        lines = [beyond(cell.run.task, cell.run.model, cell.config.length, cut)] if cut else []
+        lines += [unread(cell.run.task, cell.run.model, lost)] if lost else []
+        for line in (line for line in lines if line not in self._told):
             self._told.add(line)
             board.warn(line)
-        return counts
+        return {"cut": cut, "unread": lost}
 
     def make(self, cell: Cell, board: Board) -> Failure | None:
         """One claimed run, unless another process has finished it meanwhile; the error it failed with. All ranks must
@@ -102,7 +104,7 @@ class Sweep:
         going_on = dist.on_main(lambda: is_begun(cell, facts))
         data = self._rows(run.task)(self._tokenizer(run.model), cell.config.length)
         if self.tasks[run.task].kind == "token":
-            facts = {**facts, "task_facts": {**facts["task_facts"], "cut": self._cut(cell, data, board)}}
+            facts = {**facts, "task_facts": {**facts["task_facts"], **self._words(cell, data, board)}}
         try:
             if not (going_on and state.saved(cell.folder)):
                 dist.on_main(lambda: check_own(cell.folder))  # again: other runs may have taken hours

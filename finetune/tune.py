@@ -108,6 +108,8 @@ def ranges_of(config: TuneConfig) -> dict[str, dict[str, tuple[float, float]]]:
         group, _, key = name.partition(".")
         flag, readers = f"--search.{name}", [method for method in config.methods if group in _groups(method)]
         kind = _kind(config, group, key)
+        if kind is None and group == "outside" and key not in config.outside:
+            raise RequestError(f"search: {name} has no value to start from, trial 0's; set --{name} VALUE")
         if kind is None:
             raise RequestError(f"search: {name} is no number among the methods' settings; mend or leave out {flag}")
         if kind is int and not (low.is_integer() and high.is_integer()):
@@ -174,9 +176,11 @@ def _groups(method: str) -> set[str]:
 
 
 def _kind(config: TuneConfig, group: str, key: str) -> type[int] | type[float] | None:
-    """What the setting GROUP.KEY takes, where that is a number."""
+    """What the setting GROUP.KEY takes, where that is a number. Of a method from outside only its value tells."""
     if group == "outside":
         hints: tuple[Any, ...] = (type(config.outside.get(key)),)
+        whole = all(end.is_integer() for end in config.search[f"outside.{key}"])
+        hints = (float,) if hints == (int,) and not whole else hints
     elif group in groups_read("MODULE:BUILDER"):  # which may read any of the methods', and no other key
         hint = get_type_hints(type(getattr(config, group))).get(key)
         hints = hint, *get_args(hint)

@@ -124,6 +124,7 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
         )
     if config.wandb is not None and find_spec("wandb") is None:
         raise RequestError("wandb is not installed: pip install wandb, or leave --wandb out")
+    _check_out(config)
     method = _check_method(config)
     facts = manifest.read(config.data, "shards", "--data")
     for split, rows in facts["rows"].items():
@@ -138,6 +139,13 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
         word_starts(config.data / "tokenizer", facts["vocab_size"])
     if config.objective == "rtd" and config.rtd.generator is not None:
         _check_generator(config.rtd.generator, config.model, facts)
+
+
+def _check_out(config: PretrainConfig) -> None:
+    given = {"data": config.data, "model": config.model, "rtd.generator": config.rtd.generator}
+    for name, folder in given.items():
+        if folder is not None and folder.resolve() == config.out.resolve():
+            raise RequestError(f"out = {config.out} is {name}'s folder, which a run must not mix with; set --out")
 
 
 def _check_method(config: PretrainConfig) -> Method:

@@ -38,7 +38,7 @@ class ExportConfig:
     out: Path
     """Hugging Face folder to make."""
     overwrite: bool = False
-    """Replace `out` if it exists."""
+    """Replace `out` where an export stands, and nothing else in it."""
 
 
 class Part(NamedTuple):
@@ -54,8 +54,7 @@ def export(request: ExportConfig) -> float:
 
     Raises: RequestError for a wrong request, WorkError for a damaged checkpoint, logits that differ or a full disk.
     """
-    _refuse_existing(request)
-    manifest.replaceable(request.out, KIND, "--out")
+    _check_out(request)
     source = checkpoint.find(request.checkpoint, "--checkpoint")
     state, facts = _read(source)
     asa = from_dict(ASAConfig, facts["config"]["asa"]) if "adversary.0.query.weight" in state else None
@@ -64,7 +63,7 @@ def export(request: ExportConfig) -> float:
     parts, tokenizer = _parts(trained), load_tokenizer(source / "hf", "--checkpoint")
     about = card(facts, record.read(_record_of(source)), trained.adversary is not None)
     with refusal_told(request.out), manifest.staging(request.out) as folder:
-        _refuse_existing(request)  # another process may have finished one meanwhile
+        _check_out(request)  # another process may have finished one meanwhile
         with hf.quiet():
             for part in parts:
                 part.model.save_pretrained(folder / part.path)
@@ -77,7 +76,7 @@ def export(request: ExportConfig) -> float:
             raise WorkError(
                 f"the exported logits differ from the trained ones by {difference:.1e}, more than {PARITY:g}"
             )
-        manifest.write(folder, KIND, {"source": source.name, "step": facts["step"], "parity": difference})
+        manifest.write(folder, KIND, {"source": source.resolve().name, "step": facts["step"], "parity": difference})
     return difference
 
 
@@ -87,15 +86,16 @@ def _read(source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         return checkpoint.read_model(source, "--checkpoint")
     except WorkError as error:
-        others = (one for one in reversed(checkpoint.complete(source.parent)) if one != source)
+        others = (one for one in reversed(checkpoint.complete(source.resolve().parent)) if one != source.resolve())
         whole = next((one for one in others if checkpoint.is_good(one)), None)
         if whole is None:
             raise
         raise WorkError(f"{error}; {whole} is whole, export it by --checkpoint {whole}") from None
 
 
-def _refuse_existing(request: ExportConfig) -> None:
-    if request.out.exists() and not request.overwrite:
+def _check_out(request: ExportConfig) -> None:
+    manifest.replaceable(request.out, KIND, "--out")
+    if manifest.taken(request.out) and not request.overwrite:
         raise RequestError(f"{request.out} exists; set --overwrite true to replace it, or another --out")
 
 

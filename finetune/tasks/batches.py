@@ -32,7 +32,8 @@ class Encoded:
 
     padding: the value each column is padded with. labels: what the loss takes, R or L of each row; None where there are
     none. gold: the labels as the task has them. answers: of each row of kind choice, the number of its real answers.
-    cut: of kind token, the words for which `length` leaves no place.
+    cut, unread: of kind token, the words for which `length` leaves no place, and those of which the tokenizer leaves
+    nothing.
     """
 
     kind: Kind
@@ -42,6 +43,7 @@ class Encoded:
     gold: list[Label] | None
     answers: list[int]
     cut: int = 0
+    unread: int = 0
 
     def batch(self, rows: Sequence[int] | np.ndarray, step: Sequence[int] | np.ndarray | None = None) -> Batch:
         """The rows padded to the longest of them, and to the most answers. Args: step, all rows of the optimizer step,
@@ -100,9 +102,9 @@ def encode(kind: Kind, split: Split, tokenizer: PreTrainedTokenizerBase, length:
     """Tokenize a split, cut to `length` tokens: the longer segment of a pair first, words that do not fit left out."""
     labels: Ragged | Tensor | None = None
     answers: list[int] = []
-    cut = 0
+    cut = unread = 0
     if kind == "token":
-        columns, labels = _words(split, tokenizer, length)
+        columns, labels, unread = _words(split, tokenizer, length)
         cut = sum(map(len, split.texts)) - int((labels.numbers_N != IGNORE).sum())
     elif kind == "choice":
         answers = [len(text) for text in split.texts]
@@ -112,7 +114,7 @@ def encode(kind: Kind, split: Split, tokenizer: PreTrainedTokenizerBase, length:
     if split.labels is not None and kind != "token":
         labels = torch.tensor(split.labels, dtype=torch.float32 if kind == "regression" else torch.int64)
     padding = {name: _padding(tokenizer, name) for name in columns}
-    return Encoded(kind, columns, padding, labels, split.labels, answers, cut)
+    return Encoded(kind, columns, padding, labels, split.labels, answers, cut, unread)
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase, column: str) -> int:
@@ -142,14 +144,15 @@ def _joined(parts: Sequence[Mapping[str, Ragged]]) -> dict[str, Ragged]:
     return {name: Ragged.joined([part[name] for part in parts]) for name in parts[0]}
 
 
-def _words(split: Split, tokenizer: PreTrainedTokenizerBase, length: int) -> tuple[dict[str, Ragged], Ragged]:
-    """A word's label stands at its first token; the others and the special tokens have none. Too long a row loses its
-    last words, whichever the tokenizer cuts otherwise: they are those without a prediction."""
+def _words(split: Split, tokenizer: PreTrainedTokenizerBase, length: int) -> tuple[dict[str, Ragged], Ragged, int]:
+    """Columns, labels and how many words are read as unknown ones. A word's label stands at its first token; the others
+    and the special tokens have none. Too long a row loses its last words, whichever the tokenizer cuts otherwise: they
+    are those without a prediction."""
     tokenizer = for_words(tokenizer)
     if tokenizer.truncation_side != "right":
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.truncation_side = "right"
-    words = _visible(split, tokenizer)
+    words, unread = _visible(split, tokenizer)
     # Rows without labels have marks as well: they say where a prediction is read off.
     wanted: Any = split.labels or [[0] * len(text) for text in split.texts]
     parts, marks = [], []
@@ -158,7 +161,7 @@ def _words(split: Split, tokenizer: PreTrainedTokenizerBase, length: int) -> tup
         parts.append(_ragged(table))
         rows = wanted[at : at + CHUNK]
         marks.append(Ragged.of([_marks(table.word_ids(row), labels) for row, labels in enumerate(rows)]))
-    return _joined(parts), Ragged.joined(marks)
+    return _joined(parts), Ragged.joined(marks), unread
 
 
 def _marks(places: Sequence[int | None], labels: Sequence[int]) -> list[int]:
@@ -167,9 +170,9 @@ def _marks(places: Sequence[int | None], labels: Sequence[int]) -> list[int]:
     return [IGNORE if word is None or word == before else labels[word] for word, before in pairs]
 
 
-def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> list[list[str]]:
+def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[list[str]], int]:
     """The words, and the unknown token for those of which the tokenizer leaves nothing, such as a lone variation
-    selector: every word keeps a place for its label."""
+    selector: every word keeps a place for its label. Also how many these are."""
     texts = [_text(text) for text in split.texts]
     words = sorted({word for text in texts for word in text})
     lost = set()
@@ -177,7 +180,8 @@ def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> list[list[str]
         some = words[at : at + CHUNK]
         left = tokenizer(some, add_special_tokens=False)["input_ids"]
         lost |= {word for word, ids in zip(some, left, strict=True) if not ids}
-    return [[str(tokenizer.unk_token) if word in lost else word for word in text] for text in texts]
+    unread = sum(word in lost for text in texts for word in text)
+    return [[str(tokenizer.unk_token) if word in lost else word for word in text] for text in texts], unread
 
 
 def training_rows(data: Encoded, size: int, seed: int, step: int, buckets: bool) -> np.ndarray:

@@ -41,6 +41,12 @@ def beyond(task: str, model: str, length: int, counts: dict[str, int]) -> str:
     return f"{task}: words beyond --length {length}, not trained on and scored as O ({model}): {counted}"
 
 
+def unread(task: str, model: str, counts: dict[str, int]) -> str:
+    """A line on the words, by split, of which the model's tokenizer leaves nothing."""
+    counted = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
+    return f"{task}: words without a token, read as the unknown one ({model}): {counted}"
+
+
 def facts_of(
     splits: dict[str, Split], names: list[str], hashes: dict[str, str], dropped: dict[str, int]
 ) -> dict[str, Any]:

@@ -63,9 +63,21 @@ def test_splits_are_encoded_once_for_models_that_read_alike_when_the_first_run_i
     assert told == [f"own: {TOLD.format(name)}" for name in models]
 
 
+def test_words_without_a_token_are_counted_and_told(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = json.dumps({"words": ["a", "", "b", "\u2003"], "tags": ["x", "y", "x", "y"]})
+    sweep(given(task=cut_task(tmp_path, row), length=LENGTH, max_steps=1, batch=4))
+    told = "own: words without a token, read as the unknown one (tiny): 8 of train, 8 of dev, 6 of test"
+    assert told in capsys.readouterr().out.splitlines()
+    assert events(tmp_path / "runs", "tiny-vanilla-0")[0]["task_facts"]["unread"] == {"train": 8, "dev": 8, "test": 6}
+
+
 def test_nothing_is_told_where_everything_has_a_place(
     given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep(given(max_steps=1))
-    assert "beyond" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "beyond" not in printed
+    assert "without a token" not in printed
     assert "cut" not in events(tmp_path / "runs", "tiny-vanilla-0")[0]["task_facts"]

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForMaskedLM, BertForMaskedLM
 
-from asa import record
+from asa import manifest, record
 from asa.attention import attach
 from asa.config import to_dict
 from asa.errors import NotWritten, RequestError, WorkError
@@ -109,8 +109,33 @@ def test_an_export_is_replaced_whatever_has_become_of_its_files(request_: Pretra
     export(again)
     assert (tmp_path / "export" / "config.json").is_file()
     (tmp_path / "other").mkdir()
+    export(replace(again, out=tmp_path / "other", overwrite=False))  # nothing stands in it
+    (tmp_path / "other" / "manifest.json").unlink()
     with pytest.raises(RequestError, match="is not replaced; set another --out"):
         export(replace(again, out=tmp_path / "other"))
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "run/metrics.jsonl", "model.safetensors.bak"])
+def test_what_lies_in_an_export_besides_is_not_lost(name: str, request_: PretrainConfig, tmp_path: Path) -> None:
+    """A run below it, say the one that is exported."""
+    train(replace(request_, steps=1), CPU)
+    again = ExportConfig(checkpoint=request_.out, out=tmp_path / "export", overwrite=True)
+    export(again)
+    mine = tmp_path / "export" / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(RequestError, match=rf"{name} is no part of that export, so it is not replaced; move it or"):
+        export(again)
+    assert mine.read_text() == "mine"
+
+
+def test_a_checkpoint_given_as_the_current_folder_keeps_its_name(
+    request_: PretrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(replace(request_, steps=1), CPU)
+    monkeypatch.chdir(request_.out / "checkpoints" / "step-1")
+    export(ExportConfig(checkpoint=Path("."), out=tmp_path / "export"))
+    assert manifest.read(tmp_path / "export", "export", "--model")["source"] == "step-1"
 
 
 def test_the_card_of_a_method_from_outside_has_the_settings_given_for_it(request_: PretrainConfig) -> None:
