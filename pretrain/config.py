@@ -145,7 +145,9 @@ def _check_out(config: PretrainConfig) -> None:
     given = {"data": config.data, "model": config.model, "rtd.generator": config.rtd.generator}
     for name, folder in given.items():
         if folder is not None and folder.resolve() == config.out.resolve():
-            raise RequestError(f"out = {config.out} is {name}'s folder, which a run must not mix with; set --out")
+            raise RequestError(
+                f"out = {config.out} is the folder of {name}, which a run must not be mixed with; set --out"
+            )
 
 
 def _check_method(config: PretrainConfig) -> Method:

@@ -66,8 +66,11 @@ def _overview(tuned: list[Row]) -> list[Section]:
 
 def _elsewhere(runs: list[Run], scored: list[Row]) -> list[Section]:
     """Transfer, and the loss increase of FreeLB's Table 5."""
-    text = "Models scored on tasks they were not trained on (task after training task), and by how much the loss can be"
-    text += " raised by moving the word embeddings of an example within a ball; lower is sturdier."
+    text = (
+        "Models scored by finetune score, mostly on tasks that they were not trained on (task after training task), and"
+    )
+    text += " by how much the loss can be raised by moving the word embeddings of an example within a ball; lower is"
+    text += " sturdier."
     increase, joined = tested.loss_increase(runs), tested.ensembles(runs)
     parts = grouped(scored, lambda row: (row.task, row.settings)).values()  # HANS' three heuristics, ANLI's rounds
     shown = [overview.scores(scored, "Transfer")] if scored else []

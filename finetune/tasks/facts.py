@@ -26,6 +26,9 @@ def told(task: Task) -> str:
     for fact, what in NOTES.items():
         counts = [f"{count:,} of {name}" for name, count in task.facts.get(fact, {}).items()]
         notes += [f"{what}: {', '.join(counts)}"] if counts else []
+    trained = task.facts.get("classes", {}).get("train", {})
+    if untrained := [name for name, count in trained.items() if not count]:
+        notes.append(f"labels of no training row: {', '.join(untrained)}")
     if task.facts.get("compat"):
         notes.append("test chooses the epoch too, as in the papers (--paper_compat)")
     if task.facts.get("partial"):

@@ -346,6 +346,15 @@ def refused(config: PretrainConfig, world: int = 1) -> str:
     return str(caught.value)
 
 
+def test_a_run_is_not_mixed_with_what_it_reads(request_: PretrainConfig, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(request_.model)
+    for out, name in ((request_.model, "model"), (tmp_path / "link", "model"), (request_.data, "data")):
+        with pytest.raises(
+            RequestError, match=f"is the folder of {name}, which a run must not be mixed with; set --out"
+        ):
+            check(replace(request_, out=out), 1, cuda=False)
+
+
 def test_shards_without_manifest(request_: PretrainConfig, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert manifest.NAME in refused(replace(request_, data=tmp_path / "empty"))
