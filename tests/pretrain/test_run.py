@@ -251,6 +251,7 @@ def test_two_runs_never_write_into_one_folder(finished: PretrainConfig) -> None:
 
 def test_exporting_over_anything_but_an_export_is_refused(finished: PretrainConfig, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
     for out in (tmp_path / "mine", finished.out, finished.out / "checkpoints" / "step-2"):
         with pytest.raises(RequestError, match="--out"):
             export(ExportConfig(checkpoint=finished.out, out=out, overwrite=True))
