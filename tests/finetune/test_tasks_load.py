@@ -182,7 +182,7 @@ def test_python_bytes_repeated_dialogues_and_missing_labels(tmp_path: Path) -> N
 def test_a_label_that_no_training_row_has_is_told(tmp_path: Path) -> None:
     """Its score is the untrained head's."""
     rows = [{"text": word, "label": n % 2} for n, word in enumerate(["u", "v", "w", "x"])]
-    files = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev", "test")}
+    files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev", "test")}
     assert told(task(**files, labels=["0", "1", "a"])).endswith("; labels of no training row: a")
     assert "no training row" not in told(task(**files))
 
