@@ -81,21 +81,22 @@ def keys_of(file: Path) -> dict[str, Any]:
 
 
 def names_of(cls: Any, contents: Sequence[str]) -> str | None:
-    """What several `--config`, files or YAML, say of the fields that hold names, as `models` or `search`, in YAML: each
-    adds its names, where the parser would keep the last one's alone. None where they say nothing of such."""
+    """What all `--config`, files or YAML, say of the fields that hold names, as `models` or `search`, in YAML: each
+    adds its names, where the parser would keep the last one's alone and not read them as they are written. None where
+    they say nothing of such."""
     found: dict[str, Any] = {}
-    for content in contents if len(contents) > 1 else ():  # one file is read as it is
+    for content in contents:
         found = _added(cls, found, keys_of(Path(content)) if os.path.isfile(content) else _read(content))
     return yaml.safe_dump(found, sort_keys=False) if found else None
 
 
 def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     """`before` with the names that `keys` have for the fields of a config class and of those inside it."""
-    found = dict(before)
+    found, nested = dict(before), _nested(cls, keys)
     for name, hint in get_type_hints(cls).items():
-        value = keys.get(name)
-        if isinstance(value, str) or any(key.startswith(f"{name}.") for key in keys):
-            found.pop(name, None)  # a group's file, or dotted keys: the parser's way, whose last word this is
+        value = nested.get(name)
+        if isinstance(value, str):
+            found.pop(name, None)  # a group's file: the parser's way, whose last word this is
             continue
         if not isinstance(value, dict):
             continue
@@ -103,6 +104,20 @@ def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any]) -> dict[str, 
             found[name] = before.get(name, {}) | value
         elif is_dataclass(hint) and (inner := _added(hint, before.get(name, {}), value)):
             found[name] = inner
+    return found
+
+
+def _nested(cls: Any, keys: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys of groups and names as what they stand for, `models.b: x` as `models: {b: x}`."""
+    found: dict[str, Any] = {}
+    for key, value in keys.items():
+        name, _, rest = key.partition(".")
+        hint, before = get_type_hints(cls).get(name), found.get(name)
+        own = {rest: value} if rest and (is_dataclass(hint) or get_origin(hint) is dict) else value
+        if own is value and rest:
+            found[key] = value
+        elif not (isinstance(before, str) and own is not value):  # a group's file has said it all
+            found[name] = {**before, **own} if isinstance(before, dict) and isinstance(own, dict) else own
     return found
 
 

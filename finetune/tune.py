@@ -107,6 +107,8 @@ def ranges_of(config: TuneConfig) -> dict[str, dict[str, tuple[float, float]]]:
     for name, (low, high) in config.search.items():
         group, _, key = name.partition(".")
         flag, readers = f"--search.{name}", [method for method in config.methods if group in _groups(method)]
+        if group == "outside" and not readers:
+            continue
         kind = _kind(config, group, key)
         if kind is None and group == "outside" and key not in config.outside:
             raise RequestError(f"search: {name} has no value to start from, trial 0's; set --{name} VALUE")

@@ -1,5 +1,6 @@
 """The typed configuration of a pre-training run, and the checks that need no model."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -144,7 +145,7 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
 def _check_out(config: PretrainConfig) -> None:
     given = {"data": config.data, "model": config.model, "rtd.generator": config.rtd.generator}
     for name, folder in given.items():
-        if folder is not None and folder.resolve() == config.out.resolve():
+        if folder is not None and os.path.realpath(folder) == os.path.realpath(config.out):
             raise RequestError(
                 f"out = {config.out} is the folder of {name}, which a run must not be mixed with; set --out"
             )

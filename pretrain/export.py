@@ -77,6 +77,7 @@ def export(request: ExportConfig) -> float:
                 f"the exported logits differ from the trained ones by {difference:.1e}, more than {PARITY:g}"
             )
         manifest.write(folder, KIND, {"source": source.resolve().name, "step": facts["step"], "parity": difference})
+        _check_out(request)  # saving has taken a while
     return difference
 
 

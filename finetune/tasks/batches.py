@@ -152,15 +152,17 @@ def _words(split: Split, tokenizer: PreTrainedTokenizerBase, length: int) -> tup
     if tokenizer.truncation_side != "right":
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.truncation_side = "right"
-    words, unread = _visible(split, tokenizer)
+    words, lost = _visible(split, tokenizer)
     # Rows without labels have marks as well: they say where a prediction is read off.
     wanted: Any = split.labels or [[0] * len(text) for text in split.texts]
-    parts, marks = [], []
+    parts, marks, unread = [], [], 0
     for at in range(0, len(words), CHUNK):
         table = tokenizer(words[at : at + CHUNK], is_split_into_words=True, truncation=True, max_length=length)
         parts.append(_ragged(table))
         rows = wanted[at : at + CHUNK]
         marks.append(Ragged.of([_marks(table.word_ids(row), labels) for row, labels in enumerate(rows)]))
+        for row, text in enumerate(split.texts[at : at + CHUNK] if lost else ()):
+            unread += sum(text[word] in lost for word in set(table.word_ids(row)) if word is not None)
     return _joined(parts), Ragged.joined(marks), unread
 
 
@@ -170,9 +172,9 @@ def _marks(places: Sequence[int | None], labels: Sequence[int]) -> list[int]:
     return [IGNORE if word is None or word == before else labels[word] for word, before in pairs]
 
 
-def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[list[str]], int]:
+def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[list[str]], set[str]]:
     """The words, and the unknown token for those of which the tokenizer leaves nothing, such as a lone variation
-    selector: every word keeps a place for its label. Also how many these are."""
+    selector: every word keeps a place for its label. Also which these are."""
     texts = [_text(text) for text in split.texts]
     words = sorted({word for text in texts for word in text})
     lost = set()
@@ -180,8 +182,7 @@ def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[lis
         some = words[at : at + CHUNK]
         left = tokenizer(some, add_special_tokens=False)["input_ids"]
         lost |= {word for word, ids in zip(some, left, strict=True) if not ids}
-    unread = sum(word in lost for text in texts for word in text)
-    return [[str(tokenizer.unk_token) if word in lost else word for word in text] for text in texts], unread
+    return [[str(tokenizer.unk_token) if word in lost else word for word in text] for text in texts], lost
 
 
 def training_rows(data: Encoded, size: int, seed: int, step: int, buckets: bool) -> np.ndarray:

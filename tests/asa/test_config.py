@@ -357,15 +357,33 @@ def test_names_are_text_as_written(tmp_path: Path) -> None:
     assert sorted(parse(Outer, files, "prog").names) == ["1", "1.50", "2026-01-01", "no", "yes"]
 
 
-@pytest.mark.parametrize("names", ["{no: x}", "{1: x}"])
+@pytest.mark.parametrize("name", ["no", "1", "1.5", "null"])
 def test_names_that_yaml_reads_as_no_text_are_told(
-    names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a flag or in one file, which the parser reads; quoted they are names."""
-    (tmp_path / "a.yaml").write_text(f"names: {names}\n")
-    for argv in (["--names", names], ["--config", str(tmp_path / "a.yaml")]):
-        assert "no text; put it in quotes" in refused(["--folder", "f", *argv], capsys)
-    assert parse(Outer, ["--folder", "f", "--names", '{"no": x}'], "prog").names == {"no": Path("x")}
+    """In a flag, which the parser reads; in a file they are as they are written, and so quoted."""
+    (tmp_path / "a.yaml").write_text(f"names: {{{name}: x}}\n")
+    assert "no text; put it in quotes" in refused(["--folder", "f", "--names", f"{{{name}: x}}"], capsys)
+    for given in (["--names", f'{{"{name}": x}}'], ["--config", str(tmp_path / "a.yaml")]):
+        assert parse(Outer, ["--folder", "f", *given], "prog").names == {name: Path("x")}
+
+
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (["names: {a: x}\ninner: {rate: 0.5}\n", "names: {b: x}\n", "inner.rate: 0.25\n"], {"a", "b"}),
+        (["names: {a: x, b: x}\n", "names: {c: x}\nnames.d: x\n"], {"a", "b", "c", "d"}),
+        (["names: {a: x}\nnames.b: x\n", "names: {c: x}\n"], {"a", "b", "c"}),
+    ],
+)
+def test_dotted_keys_of_a_file_take_no_names_of_others_away(texts: list[str], names: set[str], tmp_path: Path) -> None:
+    argv = ["--folder", "f"]
+    for place, text in enumerate(texts):
+        (tmp_path / f"{place}.yaml").write_text(text)
+        argv += ["--config", str(tmp_path / f"{place}.yaml")]
+    found = parse(Outer, argv, "prog")
+    assert found.names.keys() == names
+    assert found.inner.rate == 0.25 or "inner" not in texts[-1]
 
 
 def test_a_number_that_is_none_stays_one_beside_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,9 +259,10 @@ def test_words_of_which_a_tokenizer_leaves_nothing_keep_their_places_whichever_c
     monkeypatch.setattr("finetune.tasks.batches.CHUNK", 2)
     words = ("a", " ", "b", "c", "\u2003", "red")
     split = Split(["0"], [words], [[0] * len(words)])
-    ((row,), unread) = _visible(split, load_tokenizer(model_folder, "--models.tiny"))
+    ((row,), lost) = _visible(split, load_tokenizer(model_folder, "--models.tiny"))
     assert row == ["a", "[UNK]", "b", "c", "[UNK]", "red"]
-    assert unread == 2
+    assert lost == {" ", "\u2003"}
+    assert [encode("token", split, load_tokenizer(model_folder, "--models.tiny"), at).unread for at in (4, 9)] == [1, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -260,11 +260,7 @@ def test_a_method_whose_trials_all_fail_is_an_error(
         ({"search": {"freelb": [1, 2]}}, "freelb is no number among"),
         ({"search": {"freelb.dropout": [1, 2]}}, "freelb.dropout is no number among"),
         ({"search": {"optim.lr": [1e-5, 1e-4]}}, "optim.lr is no number among the methods' settings"),
-        (
-            {"search": {"outside.size": [1, 2]}},
-            "outside.size has no value to start from, trial 0's; set --outside.size",
-        ),
-        ({"search": {"outside.size": [1, 2]}, "outside": {"size": "x"}}, "outside.size is no number among"),
+        ({"search": {"outside.size": [1, 2]}}, "search has no range of vanilla, freelb"),
         ({"search": {}}, "search.* give at least 1"),
         ({"search": {"pgd.radius": [0.1, 0.2]}}, "search has no range of vanilla, freelb; set --search"),
         (
@@ -309,6 +305,9 @@ def test_a_search_finds_settings_of_a_method_from_outside(
     trials = [own for (own,) in trials_of(config_of(given, **changes))]
     assert trials[1]["methods"] == [method]
     assert all(0.01 <= trial["outside"]["size"] <= 0.1 for trial in trials[1:])
+    for outside, message in (({}, "outside.size has no value to start from, trial 0's"), ({"size": "x"}, "no number")):
+        with pytest.raises(RequestError, match=message):
+            trials_of(config_of(given, **(changes | {"outside": outside})))
     for size, ends, kind in ((1, [1, 9], int), (1, [0.5, 9], float), (1.0, [1, 9], float)):
         changed = changes | {"outside": {"size": size}, "search": {"outside.size": ends}}
         tried = [own for (own,) in trials_of(config_of(given, **changed))][1:]

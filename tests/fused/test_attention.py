@@ -153,7 +153,7 @@ def test_rows_that_lie_farther_apart_than_32_bits_count_are_copied() -> None:
 
 
 def test_keys_that_learn_nothing_get_no_gradient_and_no_bias_is_a_bias_of_zero() -> None:
-    """As asa.adversary calls it: the keys of the map are the hidden floors, and few tokens have no bias."""
+    """As asa.adversary calls it: the keys of the map are the hidden states, and few tokens have no bias."""
     small = problem((2, 2, 70, 32), 48, pads=(9,))
     small.operands[-1].data.zero_()
     wanted = plain(small)

@@ -356,6 +356,11 @@ def test_a_run_is_not_mixed_with_what_it_reads(request_: PretrainConfig, tmp_pat
             check(replace(request_, out=out), 1, cuda=False)
 
 
+def test_a_model_that_is_a_link_to_itself_is_told_in_a_line(request_: PretrainConfig, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert "give a Hugging Face model folder by --model" in refused(replace(request_, model=tmp_path / "loop"))
+
+
 def test_shards_without_manifest(request_: PretrainConfig, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert manifest.NAME in refused(replace(request_, data=tmp_path / "empty"))
