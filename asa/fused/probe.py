@@ -17,6 +17,7 @@ UNSEEN = 9  # keys of padding, in the first row
 DROPOUTS = (0.0, 0.5)  # with dropout the kernels are compiled anew
 # Largest relative error, in the Euclidean norm; some times what rounding gives (tests/fused/oracle.py).
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+LIMIT_OF_SHARE = 0.03  # of the weights that dropout spares: some ten standard deviations
 LIMIT_OF_MAPS = 2e-3  # at least: their last product is torch's, in TF32 where the user allows it
 NAMES = ("context", "kept units", *(f"gradient to {name}" for name in ("q", "k", "v", "q~", "k~", "b~")))
 
@@ -33,6 +34,11 @@ def fault(device: torch.device, dtype: torch.dtype, head: int) -> str | None:
             # On the CPU: the GPU is what is tried.
             plain = [x.detach().cpu().double().requires_grad_() for x in operands]
             wanted = _laid_out(plain, seen_BL.cpu(), spared_BHLL)
+            # The kernels may agree on a wrong number of them.
+            if spared_BHLL is not None:
+                share = (spared_BHLL > 0).sum().item() / (HEADS * wanted[1].sum().item())
+                if abs(share - (1 - dropout)) > LIMIT_OF_SHARE:
+                    return f"dropout {dropout} spares {share:.2g} of the weights"
             # Any numbers that differ from query to query, in either part about as large for the maps.
             arriving = torch.cos(64 * wanted[0].detach()), 2e3 * torch.cos(wanted[1].detach())
             pairs = zip(

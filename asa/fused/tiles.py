@@ -18,8 +18,8 @@ HEADROOM: Any = tl.constexpr(256.0)  # of the gradient to the map's scores, whos
 # -inf - -inf.
 SEEN = tl.constexpr(0.0)
 UNSEEN = tl.constexpr(-1e30)
-ROUNDS = tl.constexpr(7)
 BLIND = tl.constexpr(1.0)  # padding in a row of padding alone
+ROUNDS = tl.constexpr(7)  # of Philox: the fewest that passed BigCrush (Salmon et al. 2011)
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def tile_scores(
     """Scores of a tile to base 2: lowered where the map masks, UNSEEN at padding, alike in a row that is padding alone.
 
     bits_M: where each query's first word lies. kept_M: units of its map; with none of them it attends unmasked.
-    A score takes three instructions here: its bit, what that adds, and the sum. Their number is what a tile costs.
+    A score takes three operations here: its bit, what that adds, and the sum. Their number is what a tile costs.
     """
     s_MN = tile_product(q_MK, k_NK, TURNED, PRECISION)
     word_W = key0 // 32 + tl.arange(0, N // 32)

@@ -66,9 +66,7 @@ def _overview(tuned: list[Row]) -> list[Section]:
 
 def _elsewhere(runs: list[Run], scored: list[Row]) -> list[Section]:
     """Transfer, and the loss increase of FreeLB's Table 5."""
-    text = (
-        "Models scored by finetune score, mostly on tasks that they were not trained on (task after training task), and"
-    )
+    text = "Models scored by finetune score, mostly on tasks they were not trained on (task after training task), and"
     text += " by how much the loss can be raised by moving the word embeddings of an example within a ball; lower is"
     text += " sturdier."
     increase, joined = tested.loss_increase(runs), tested.ensembles(runs)

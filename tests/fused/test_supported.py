@@ -118,6 +118,13 @@ def test_kernels_that_compute_something_else_are_told_and_left_alone(
     assert message.startswith(f"Triton's kernels are wrong here, so attention is not fused: {told}")
 
 
+def test_a_wrong_share_of_dropout_on_which_all_kernels_agree_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch: Any = pytest.importorskip("asa.fused.launch")
+    real = launch.spare
+    monkeypatch.setattr(launch, "spare", lambda dropout: (0, real(dropout)[1]))
+    assert fault(HERE, torch.float32, 32) == "dropout 0.5 spares 1 of the weights"
+
+
 def test_another_dropout_in_the_backward_pass_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = pytest.importorskip("asa.fused.launch")
     right = launch.backward
