@@ -65,7 +65,9 @@ def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
     # The map's product over all of the width is a matrix product like others: large tiles read operands less often.
     packs = kernel == "pack" and not wide
     large = packs or (not wide and kernel in ("forward", "query"))
-    shape = {"M": 128 if large else 32 if kernel == "key" else 64, "N": 32 if wide else 128 if packs else 64}
+    # Hopper's faster products take 64 rows, which key's are keys; in fp32 narrow heads alone leave registers for them.
+    few_keys = wide and (kernel != "key" or K > 32)
+    shape = {"M": 128 if large else 32 if kernel == "key" else 64, "N": 32 if few_keys else 128 if packs else 64}
     if kernel != "pack":
         shape["K"] = K
     if kernel in ("pack", "slope"):

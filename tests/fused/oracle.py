@@ -109,8 +109,13 @@ def _with_gradients(given: Problem, context: Tensor, kept: Tensor, operands: tup
 
 
 def spared(seed: int, shape: tuple[int, int, int], dropout: float) -> Tensor:
-    """BHLL, True where dropout spares a weight: Philox4x32-7 (Salmon et al. 2011), key `seed`, counter (k // 32 * 4 +
-    k % 8 // 2, q, b H + h, 0), whose eight 16-bit halves are compared with 65536 `dropout`. Args: shape BHL."""
+    """BHLL, True where dropout spares a weight: whose draw is not below 65536 `dropout`. Args: shape BHL."""
+    return torch.from_numpy(draws(seed, shape) >= round(dropout * 65536)).to(DEVICE)
+
+
+def draws(seed: int, shape: tuple[int, int, int]) -> np.ndarray:
+    """BHLL, 16 bits for each weight: the eight halves of Philox4x32-7 (Salmon et al. 2011), key `seed`, counter (k //
+    32 * 4 + k % 8 // 2, q, b H + h, 0). Args: shape BHL."""
     rows, heads, length = shape
     blocks = -(-length // 32)
     axes = [np.arange(n, dtype=np.uint64) for n in (rows * heads, length, blocks * 4)]
@@ -120,8 +125,7 @@ def spared(seed: int, shape: tuple[int, int, int], dropout: float) -> Tensor:
     words = np.stack([words[0], words[2], words[1], words[3]], -1)
     halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], -1)
     halves = halves.reshape(rows, heads, length, blocks, 4, 4, 2).swapaxes(-3, -2)
-    spared_BHLL = halves.reshape(rows, heads, length, blocks * 32)[..., :length] >= round(dropout * 65536)
-    return torch.from_numpy(spared_BHLL).to(DEVICE)
+    return halves.reshape(rows, heads, length, blocks * 32)[..., :length]
 
 
 def _philox(counter: tuple[np.ndarray, ...], seed: int) -> tuple[np.ndarray, ...]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from asa.adversary import ASAConfig
 from asa.fused import floors, fused_attention
-from tests.fused.oracle import DEVICE, NAMES, TOLERANCES, error, fused, plain, problem, spared
+from tests.fused.oracle import DEVICE, NAMES, TOLERANCES, draws, error, fused, plain, problem, spared
 
 DTYPES = list(TOLERANCES)
 
@@ -68,6 +68,14 @@ def check_a_shape(data: st.DataObject) -> None:
 def test_dropout_is_the_same_in_both_passes(dtype: torch.dtype, length: int) -> None:
     """The weights it spares are known from the seed alone, so the formulas can spare the same. Several tiles."""
     check_dropout((2, 2, length, 32), dtype, 0.3)
+
+
+def test_a_draw_that_is_the_threshold_itself_spares_its_weight_in_every_kernel() -> None:
+    torch.manual_seed(5)
+    drawn = draws(int(torch.randint(2**62, (1,), device=DEVICE)), (1, 1, 40))
+    for key in (0, 1):  # the lower half of a word and the upper
+        least = drawn[0, 0, 1, key:20:2]  # of the query that keeps nothing and the keys it sees: no weight is 0
+        check_dropout((1, 1, 40, 32), torch.float32, float(least[abs(least.astype(int) - 20000).argmin()]) / 65536)
 
 
 def test_dropout_spares_the_share_it_should_and_another_one_each_time() -> None:

@@ -33,6 +33,8 @@ def compiled(folder: Path, *variants: tuple[int, str, int, int]) -> list[dict[st
 def check(found: list[dict[str, Any]]) -> None:
     for kernel in found:
         losses = kernel["kernel"] in ("entropy", "gradient")
+        # Triton 3.7.1 has made an empty program of tiles that sm_100 has no room for, without a word.
+        assert kernel["registers"] >= 24, kernel
         assert kernel["spilled"] == 0 if losses else kernel["matrix_units"], kernel
         assert not kernel["transposed"], kernel
         assert kernel["shared"] <= SHARED[kernel["architecture"]] * 1024, kernel
