@@ -6,7 +6,7 @@ from data_prep import stored
 from data_prep.config import MergeConfig
 from data_prep.extract import count_up, print_documents
 from data_prep.finished import is_up_to_date
-from data_prep.merge_shards import merge_shards
+from data_prep.merge_shards import FLAG, merge_shards
 from data_prep.share import check_whole
 from data_prep.workspace import workspace
 
@@ -24,7 +24,7 @@ def merge(config: MergeConfig) -> None:
     if (config.parts[0] / "shards").is_dir():
         merge_shards(config.parts, config.out, config.overwrite)
         return
-    facts = [manifest.read(part, KIND, "PART") for part in config.parts]
+    facts = [manifest.read(part, KIND, FLAG) for part in config.parts]
     check_whole(config.parts, facts, ["documents"])
     whole = {**facts[0], "documents": count_up([fact["documents"] for fact in facts]), "shard": "0/1"}
     if not whole["documents"]["kept"]:
@@ -32,7 +32,7 @@ def merge(config: MergeConfig) -> None:
     if is_up_to_date(config.out, {KIND: config.out}, whole, config.overwrite):
         return
     with workspace(config.out, whole, config.overwrite) as space:
-        stored.copy(config.parts, KIND, space.out, "PART")
+        stored.copy(config.parts, KIND, space.out, FLAG)
         manifest.write(space.out, KIND, whole)
     print_documents(whole["documents"]["kept"], whole["documents"]["dropped"])
     print(f"{len(config.parts)} parts joined; written to {config.out}")

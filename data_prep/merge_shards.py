@@ -11,7 +11,7 @@ from data_prep.shards import COUNTED, PART, total
 from data_prep.share import check_whole
 from data_prep.workspace import workspace
 
-_FLAG = "PART"
+FLAG = "PART (the first arguments)"
 
 
 def merge_shards(parts: list[Path], out: Path, overwrite: bool) -> None:
@@ -19,7 +19,7 @@ def merge_shards(parts: list[Path], out: Path, overwrite: bool) -> None:
 
     Raises: RequestError for parts that are no whole, or an `out` that must be left alone; WorkError for damage.
     """
-    facts = [manifest.read(part / "shards", PART, _FLAG) for part in parts]
+    facts = [manifest.read(part / "shards", PART, FLAG) for part in parts]
     check_whole(parts, facts, COUNTED)
     whole = {**facts[0], **total([{key: found[key] for key in COUNTED} for found in facts]), "shard": "0/1"}
     if not whole["rows"]["train"]:
@@ -28,12 +28,12 @@ def merge_shards(parts: list[Path], out: Path, overwrite: bool) -> None:
     kinds = {"shards": PART} | ({"task": "task"} if "task_sha256" in whole else {})
     if "task" in kinds:
         for part in parts:
-            manifest.read(part / "task", "task", _FLAG)
+            manifest.read(part / "task", "task", FLAG)
     if is_up_to_date(out, {kind: out / kind for kind in kinds}, whole, overwrite):
         return
     with workspace(out, whole, overwrite) as space:
         for name, kind in kinds.items():
-            stored.copy([part / name for part in parts], kind, space.out / name, _FLAG)
+            stored.copy([part / name for part in parts], kind, space.out / name, FLAG)
         if "task" in kinds:
             shutil.copy2(parts[0] / "task" / manifest.NAME, space.out / "task")
         manifest.write(space.out / "shards", "shards", whole)

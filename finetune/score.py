@@ -23,6 +23,7 @@ from finetune.lineage import scored_ones, told
 from finetune.metrics import score
 from finetune.predictions import FOLDER, Predictions, by_row, predict, save_predictions, stored
 from finetune.saved import Saved, device, encoded, find, kept, length_of, module_of, replaceable, tasks_of
+from finetune.tasks.facts import of_words
 from finetune.tasks.task import Task, scored
 
 FLAG = "--models (the first arguments)"
@@ -147,6 +148,9 @@ def _predicted(
     texts = one.task.splits[split].texts
     if not all(text in known for text in texts):
         data = encoded(one.saved, one.task, split, config.length, FLAG)
+        length = length_of(one.saved, config.length, FLAG)
+        for line in of_words(one.task.name, one.saved.name, length, {split: data})[2]:
+            print(line, flush=True)
         # Without gold labels: they number the task's classes, not the model's.
         found = predict(module, replace(data, gold=None), config.batch, device())
         found.check()

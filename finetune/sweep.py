@@ -28,7 +28,7 @@ from finetune.loop import train
 from finetune.recipes import merged, preset, resolved
 from finetune.run import Cell, Run
 from finetune.tasks.batches import Encoded, encode
-from finetune.tasks.facts import beyond, told, unread
+from finetune.tasks.facts import of_words, told
 from finetune.tasks.load import load, trainable
 from finetune.tasks.spec import chosen
 from finetune.tasks.task import Task
@@ -86,10 +86,7 @@ class Sweep:
     def _words(self, cell: Cell, data: dict[str, Encoded], board: Board) -> dict[str, dict[str, int]]:
         """By split, the words that were cut off and those without a token, told with the first run that has so many;
         splits without any are left out."""
-        cut = {name: split.cut for name, split in data.items() if split.cut}
-        lost = {name: split.unread for name, split in data.items() if split.unread}
-        lines = [beyond(cell.run.task, cell.run.model, cell.config.length, cut)] if cut else []
-        lines += [unread(cell.run.task, cell.run.model, lost)] if lost else []
+        cut, lost, lines = of_words(cell.run.task, cell.run.model, cell.config.length, data)
         for line in (line for line in lines if line not in self._told):
             self._told.add(line)
             board.warn(line)

@@ -3,11 +3,14 @@
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
+from finetune.tasks.batches import Encoded
 from finetune.tasks.split import repeated
 from finetune.tasks.task import Choices, Kind, Split, Task, Text, scored
 
+Counts = dict[str, int]
 NOTES = {
     "repeated": "also among the training rows",
     "chosen": "scored and also among the rows that choose the epoch",
@@ -38,16 +41,15 @@ def told(task: Task) -> str:
     return "; ".join([f"{task.name}: {rows}", *notes])
 
 
-def beyond(task: str, model: str, length: int, counts: dict[str, int]) -> str:
-    """A line on the words, by split, for which `length` (tokens of the model's tokenizer) leaves no place."""
-    counted = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
-    return f"{task}: words beyond --length {length}, not trained on and scored as O ({model}): {counted}"
-
-
-def unread(task: str, model: str, counts: dict[str, int]) -> str:
-    """A line on the words, by split, of which the model's tokenizer leaves nothing."""
-    counted = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
-    return f"{task}: words without a token, read as the unknown one ({model}): {counted}"
+def of_words(task: str, model: str, length: int, splits: Mapping[str, Encoded]) -> tuple[Counts, Counts, list[str]]:
+    """By split, the words for which `length` (tokens of the model's tokenizer) leaves no place, and those of which the
+    tokenizer leaves nothing, without splits that have none; and a line on each."""
+    cut = {name: split.cut for name, split in splits.items() if split.cut}
+    lost = {name: split.unread for name, split in splits.items() if split.unread}
+    untrained = "not trained on and " if "train" in cut else ""
+    whats = {f"beyond --length {length}, {untrained}scored as O": cut, "without a token, read as the unknown one": lost}
+    told = [(what, ", ".join(f"{n:,} of {name}" for name, n in counts.items())) for what, counts in whats.items()]
+    return cut, lost, [f"{task}: words {what} ({model}): {counted}" for what, counted in told if counted]
 
 
 def facts_of(

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from finetune.evaluation_config import ScoreConfig
 from finetune.loop import train
 from finetune.predictions import load_predictions
+from finetune.score import score_all
 from finetune.sweep import sweep
 from finetune.tasks.batches import encode
 from tests.finetune.conftest import Given, events
@@ -71,6 +73,21 @@ def test_words_without_a_token_are_counted_and_told(
     told = "own: words without a token, read as the unknown one (tiny): 8 of train, 8 of dev, 6 of test"
     assert told in capsys.readouterr().out.splitlines()
     assert events(tmp_path / "runs", "tiny-vanilla-0")[0]["task_facts"]["unread"] == {"train": 8, "dev": 8, "test": 6}
+
+
+def test_words_of_a_task_that_a_model_is_scored_on_are_told(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = cut_task(tmp_path, json.dumps({"words": ["a", "", *"bcdefg"], "tags": ["x", "y"] * 4}))
+    sweep(given(task=task, length=LENGTH, max_steps=1, batch=4, save_model=True))
+    capsys.readouterr()
+    asked: dict[str, Any] = {"models": (tmp_path / "runs/own/tiny-vanilla-0",), "out": tmp_path / "out", "task": task}
+    score_all(ScoreConfig(**asked))
+    told = [line for line in capsys.readouterr().out.splitlines() if "words" in line]
+    assert told == [
+        "own: words beyond --length 8, scored as O (own-tiny-vanilla-0): 6 of test",
+        "own: words without a token, read as the unknown one (own-tiny-vanilla-0): 3 of test",
+    ]
 
 
 def test_nothing_is_told_where_everything_has_a_place(
