@@ -50,6 +50,16 @@ Loader.yaml_implicit_resolvers = {
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+# 1e-5 and 1.5e5 are numbers, as the parser has them, where YAML 1.1 asks for a point and a sign.
+_EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+class _Quoted(yaml.SafeDumper):
+    """Writes every text in quotes: which of them could be read as numbers depends on who reads."""
+
+
+_Quoted.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 
 
 def entry(file: Path, name: str) -> dict[str, Any]:
@@ -87,7 +97,7 @@ def names_of(cls: Any, contents: Sequence[str]) -> str | None:
     found: dict[str, Any] = {}
     for content in contents:
         found = _added(cls, found, keys_of(Path(content)) if os.path.isfile(content) else _read(content))
-    return yaml.safe_dump(found, sort_keys=False) if found else None
+    return yaml.dump(found, Dumper=_Quoted, sort_keys=False) if found else None
 
 
 def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +118,8 @@ def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any]) -> dict[str, 
 
 
 def _nested(cls: Any, keys: dict[str, Any]) -> dict[str, Any]:
-    """Dotted keys of groups and names as what they stand for, `models.b: x` as `models: {b: x}`."""
+    """Dotted keys of groups, and of names beside a block of them, as what they stand for: `models.b: x` as `models:
+    {b: x}`. Such a name alone the parser refuses."""
     found: dict[str, Any] = {}
     for key, value in keys.items():
         name, _, rest = key.partition(".")

@@ -178,8 +178,8 @@ def replaceable(folder: Path, kind: str, flag: str) -> None:
 
 
 def taken(folder: Path) -> bool:
-    """Whether something stands there; an empty folder is nothing."""
-    return os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir()))
+    """Whether something stands there, or where a link leads; an empty folder is nothing."""
+    return os.path.lexists(os.path.realpath(folder)) and not (folder.is_dir() and not any(folder.iterdir()))
 
 
 @contextmanager

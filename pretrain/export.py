@@ -63,7 +63,6 @@ def export(request: ExportConfig) -> float:
     parts, tokenizer = _parts(trained), load_tokenizer(source / "hf", "--checkpoint")
     about = card(facts, record.read(_record_of(source)), trained.adversary is not None)
     with refusal_told(request.out), manifest.staging(request.out) as folder:
-        _check_out(request)  # another process may have finished one meanwhile
         with hf.quiet():
             for part in parts:
                 part.model.save_pretrained(folder / part.path)
@@ -77,7 +76,7 @@ def export(request: ExportConfig) -> float:
                 f"the exported logits differ from the trained ones by {difference:.1e}, more than {PARITY:g}"
             )
         manifest.write(folder, KIND, {"source": source.resolve().name, "step": facts["step"], "parity": difference})
-        _check_out(request)  # saving has taken a while
+        _check_out(request)  # saving has taken a while, in which something may have come there
     return difference
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from asa.batch import IGNORE, Batch
+from asa.errors import RequestError
 from asa.tokenizer import for_words
 from finetune.tasks.ragged import Ragged
 from finetune.tasks.task import Choices, Kind, Label, Split, Text
@@ -173,8 +174,9 @@ def _marks(places: Sequence[int | None], labels: Sequence[int]) -> list[int]:
 
 
 def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[list[str]], set[str]]:
-    """The words, and the unknown token for those of which the tokenizer leaves nothing, such as a lone variation
-    selector: every word keeps a place for its label. Also which these are."""
+    """The words, and the unknown token (the mask, where there is none) for those of which the tokenizer leaves nothing,
+    such as a lone variation selector: every word keeps a place for its label. Also which these are. Raises RequestError
+    for a tokenizer without either."""
     texts = [_text(text) for text in split.texts]
     words = sorted({word for text in texts for word in text})
     lost = set()
@@ -182,7 +184,14 @@ def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[lis
         some = words[at : at + CHUNK]
         left = tokenizer(some, add_special_tokens=False)["input_ids"]
         lost |= {word for word, ids in zip(some, left, strict=True) if not ids}
-    return [[str(tokenizer.unk_token) if word in lost else word for word in text] for text in texts], lost
+    instead = tokenizer.unk_token or tokenizer.mask_token
+    if lost and not instead:
+        word = min(lost)
+        raise RequestError(
+            f"the tokenizer leaves nothing of the word {word!r} and has no unknown or mask token to stand for it; give a"
+            " model whose tokenizer has one by --models, or rows without such words"
+        )
+    return [[str(instead) if word in lost else word for word in text] for text in texts], lost
 
 
 def training_rows(data: Encoded, size: int, seed: int, step: int, buckets: bool) -> np.ndarray:

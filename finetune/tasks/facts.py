@@ -47,7 +47,7 @@ def of_words(task: str, model: str, length: int, splits: Mapping[str, Encoded]) 
     cut = {name: split.cut for name, split in splits.items() if split.cut}
     lost = {name: split.unread for name, split in splits.items() if split.unread}
     untrained = "not trained on and " if "train" in cut else ""
-    whats = {f"beyond --length {length}, {untrained}scored as O": cut, "without a token, read as the unknown one": lost}
+    whats = {f"beyond --length {length}, {untrained}scored as O": cut, "without a token, read as unknown": lost}
     told = [(what, ", ".join(f"{n:,} of {name}" for name, n in counts.items())) for what, counts in whats.items()]
     return cut, lost, [f"{task}: words {what} ({model}): {counted}" for what, counted in told if counted]
 

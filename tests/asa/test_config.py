@@ -350,6 +350,13 @@ def test_dotted_keys_and_times_are_the_parsers(first: str, second: str | None, n
     assert str(found.get("a", "x")) in ("x", "2026-01-01T10:00:00Z")
 
 
+@pytest.mark.parametrize("text", ["1e3", "1e-5", "no", "2026-01-01", "1.5"])
+def test_what_stands_in_quotes_is_text(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f'folder: f\nnames: {{a: "{text}"}}\nnumbers: {{a: "{text}", b: 1e-5, c: 1e3}}\n')
+    found = parse(Outer, ["--config", str(tmp_path / "a.yaml")], "prog")
+    assert (found.names, found.numbers["b"], found.numbers["c"]) == ({"a": Path(text)}, 1e-5, 1e3)
+
+
 def test_names_are_text_as_written(tmp_path: Path) -> None:
     for name, text in (("a", "names: {no: x, 1: y}\n"), ("b", "folder: f\nnames: {yes: z, 2026-01-01: d, 1.50: w}\n")):
         (tmp_path / f"{name}.yaml").write_text(text)
@@ -357,7 +364,7 @@ def test_names_are_text_as_written(tmp_path: Path) -> None:
     assert sorted(parse(Outer, files, "prog").names) == ["1", "1.50", "2026-01-01", "no", "yes"]
 
 
-@pytest.mark.parametrize("name", ["no", "1", "1.5", "null"])
+@pytest.mark.parametrize("name", ["no", "1", "1.5", "null", "1e3", "1e-5", "1.5e5"])
 def test_names_that_yaml_reads_as_no_text_are_told(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

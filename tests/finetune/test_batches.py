@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch
+from asa.errors import RequestError
 from asa.losses import divergence, task_loss
 from asa.methods import METHODS, At
 from asa.tokenizer import for_words, load_tokenizer
@@ -263,6 +264,29 @@ def test_words_of_which_a_tokenizer_leaves_nothing_keep_their_places_whichever_c
     assert row == ["a", "[UNK]", "b", "c", "[UNK]", "red"]
     assert lost == {" ", "\u2003"}
     assert [encode("token", split, load_tokenizer(model_folder, "--models.tiny"), at).unread for at in (4, 9)] == [1, 2]
+
+
+def test_words_without_a_token_are_counted_in_every_chunk_of_rows(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.tasks.batches.CHUNK", 2)
+    rows = [("a", "b"), ("", "b"), ("a", "", "red", ""), ("a",), ("b", " ")]
+    split = Split([str(n) for n in range(5)], rows, [[0] * len(row) for row in rows])
+    assert encode("token", split, load_tokenizer(model_folder, "-"), 16).unread == 4
+
+
+@pytest.mark.parametrize(("kept", "instead"), [({"unk_token": "<unk>"}, 0), ({"mask_token": "<mask>"}, 1), ({}, None)])
+def test_a_word_without_a_token_is_the_unknown_one_or_the_mask(kept: dict[str, str], instead: int | None) -> None:
+    letters = {letter: 2 + n for n, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = Tokenizer(models.BPE(vocab={"<unk>": 0, "<mask>": 1, **letters}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel()  # type: ignore[assignment]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="a", **kept)
+    split = Split(["0"], [("", "b")], [[0, 1]])
+    if instead is None:
+        with pytest.raises(RequestError, match="leaves nothing of the word ''.*by --models"):
+            encode("token", split, tokenizer, 8)
+    else:
+        assert encode("token", split, tokenizer, 8).columns["input_ids"][0][0] == instead
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -70,7 +70,7 @@ def test_words_without_a_token_are_counted_and_told(
 ) -> None:
     row = json.dumps({"words": ["a", "", "b", "\u2003"], "tags": ["x", "y", "x", "y"]})
     sweep(given(task=cut_task(tmp_path, row), length=LENGTH, max_steps=1, batch=4))
-    told = "own: words without a token, read as the unknown one (tiny): 8 of train, 8 of dev, 6 of test"
+    told = "own: words without a token, read as unknown (tiny): 8 of train, 8 of dev, 6 of test"
     assert told in capsys.readouterr().out.splitlines()
     assert events(tmp_path / "runs", "tiny-vanilla-0")[0]["task_facts"]["unread"] == {"train": 8, "dev": 8, "test": 6}
 
@@ -86,7 +86,7 @@ def test_words_of_a_task_that_a_model_is_scored_on_are_told(
     told = [line for line in capsys.readouterr().out.splitlines() if "words" in line]
     assert told == [
         "own: words beyond --length 8, scored as O (own-tiny-vanilla-0): 6 of test",
-        "own: words without a token, read as the unknown one (own-tiny-vanilla-0): 3 of test",
+        "own: words without a token, read as unknown (own-tiny-vanilla-0): 3 of test",
     ]
 
 

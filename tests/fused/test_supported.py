@@ -118,18 +118,23 @@ def test_kernels_that_compute_something_else_are_told_and_left_alone(
     assert message.startswith(f"Triton's kernels are wrong here, so attention is not fused: {told}")
 
 
-def test_a_wrong_share_of_dropout_on_which_all_kernels_agree_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("threshold", "share"), [(0, 1.0), (49152, 0.25)])  # none dropped; those dropped that stay
+def test_a_wrong_share_of_dropout_on_which_all_kernels_agree_is_noticed(
+    threshold: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launch: Any = pytest.importorskip("asa.fused.launch")
     real = launch.spare
-    monkeypatch.setattr(launch, "spare", lambda dropout: (0, real(dropout)[1]))
-    assert fault(HERE, torch.float32, 32) == "dropout 0.5 spares 1 of the weights"
+    monkeypatch.setattr(launch, "spare", lambda dropout: (threshold, real(dropout)[1]))
+    told = re.fullmatch(r"dropout 0\.25 spares (.*) of the weights", fault(HERE, torch.float32, 32) or "")
+    assert told is not None
+    assert abs(float(told[1]) - share) < 0.03
 
 
 def test_another_dropout_in_the_backward_pass_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = pytest.importorskip("asa.fused.launch")
     right = launch.backward
     monkeypatch.setattr(launch, "backward", lambda saved, *rest: right(saved._replace(seed=saved.seed + 1), *rest))
-    assert "with dropout 0.5" in (fault(HERE, torch.float16, 128) or "")
+    assert "with dropout 0.25" in (fault(HERE, torch.float16, 128) or "")
 
 
 @pytest.mark.parametrize(

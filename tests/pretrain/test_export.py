@@ -18,7 +18,7 @@ from asa.optim import OptimConfig
 from pretrain import export as export_module
 from pretrain.card import card
 from pretrain.config import PretrainConfig
-from pretrain.export import ExportConfig, export
+from pretrain.export import ExportConfig, export, parity
 from pretrain.loop import train
 from tests.pretrain.conftest import flip_a_byte
 
@@ -127,6 +127,39 @@ def test_what_lies_in_an_export_besides_is_not_lost(name: str, request_: Pretrai
     with pytest.raises(RequestError, match=rf"{name} is no part of that export, so it is not replaced; move it or"):
         export(again)
     assert mine.read_text() == "mine"
+
+
+def test_a_link_in_an_export_is_not_lost(request_: PretrainConfig, tmp_path: Path) -> None:
+    train(replace(request_, steps=1), CPU)
+    again = ExportConfig(checkpoint=request_.out, out=tmp_path / "export", overwrite=True)
+    export(again)
+    (tmp_path / "export" / "runs").symlink_to(tmp_path)
+    with pytest.raises(RequestError, match="runs is no part of that export"):
+        export(again)
+
+
+def test_what_comes_to_the_folder_while_an_export_is_made_is_not_lost(
+    request_: PretrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(replace(request_, steps=1), CPU)
+    mine = tmp_path / "export" / "mine.txt"
+
+    def slow(*given: Any) -> float:
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("kept")
+        return parity(*given)
+
+    monkeypatch.setattr("pretrain.export.parity", slow)
+    with pytest.raises(RequestError, match="holds no export"):
+        export(ExportConfig(checkpoint=request_.out, out=tmp_path / "export", overwrite=True))
+    assert mine.read_text() == "kept"
+
+
+def test_a_link_that_leads_nowhere_yet_is_the_folder_it_names(request_: PretrainConfig, tmp_path: Path) -> None:
+    train(replace(request_, steps=1), CPU)
+    (tmp_path / "link").symlink_to(tmp_path / "export")
+    export(ExportConfig(checkpoint=request_.out, out=tmp_path / "link"))
+    assert (tmp_path / "export" / "config.json").is_file()
 
 
 def test_a_checkpoint_given_as_the_current_folder_keeps_its_name(
