@@ -30,6 +30,7 @@ from asa.tokenizer import ids_of, load_tokenizer
 from asa.typed import fork_rng, manual_seed
 
 MASKED_LM: Any = AutoModelForMaskedLM  # whose methods have types in part
+KINDS = ("export", "tokenizer")  # of manifests beside weights that nothing of ours changes
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
@@ -138,11 +139,17 @@ def _read_json(path: Path, flag: str) -> dict[str, Any]:
 @functools.cache
 def weights_sha256(folder: Path) -> str:
     """sha256 over all that makes a Hugging Face folder's model: weights, shape and tokenizer. Adversaries beside it are
-    no part of it. Remembered for the life of the process."""
+    no part of it. Remembered for the life of the process. Raises WorkError for weights that are not those with which
+    one of our commands finished the folder."""
     patterns = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
     files = sorted(file for pattern in patterns for file in folder.glob(pattern) if file.name != ADVERSARY_FILE)
-    lines = [f"{file.name} {manifest.file_sha256(file)}" for file in files]
+    lines = [f"{file.name} {weight_sha256(file)}" for file in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def weight_sha256(file: Path) -> str:
+    """sha256 of a file of a model. Raises: as weights_sha256, for weights; settings may be changed."""
+    return manifest.unchanged(file, KINDS if file.suffix in (".safetensors", ".bin") else ())
 
 
 def read_config(folder: Path) -> PreTrainedConfig:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,24 @@ def written(folder: Path, kind: str) -> dict[str, Any] | None:
 
     Raises: WorkError where the manifest is damaged or of an older version.
     """
+    found = _ours(folder)
+    return found["facts"] if found is not None and found["kind"] == kind else None
+
+
+def unchanged(path: Path, kinds: Collection[str]) -> str:
+    """The sha256 of a file. Raises WorkError where its folder was finished as one of `kinds` with another content of
+    that file."""
+    sha256, found = file_sha256(path), _ours(path.parent)
+    if found is not None and found["kind"] in kinds and found["files"].get(path.name, {}).get("sha256", sha256) != sha256:
+        raise WorkError(
+            f"{path} is damaged: its sha256 is not the one in {NAME}; restore it or, if the change is yours, remove"
+            f" {path.parent / NAME}"
+        )
+    return sha256
+
+
+def _ours(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder; None where there is none, and for another program's."""
     path = folder / NAME
     if not path.is_file():
         return None
@@ -112,9 +130,8 @@ def written(folder: Path, kind: str) -> dict[str, Any] | None:
         content: Any = json.loads(path.read_bytes())
     except ValueError:
         raise WorkError(f"{path} is damaged: it is no JSON; make the folder anew or remove the file") from None
-    if not (isinstance(content, dict) and {"kind", "facts", "files"} <= content.keys() and content["kind"] == kind):
-        return None
-    return _content(folder, kind, "")["facts"]
+    known = isinstance(content, dict) and {"kind", "facts", "files"} <= content.keys()
+    return _content(folder, "", "") if known else None
 
 
 def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:

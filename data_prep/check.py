@@ -13,7 +13,7 @@ from data_prep.config import VerifyConfig
 from data_prep.shards import COLUMN, PART, SPLITS
 from data_prep.tokenizer import Vocabulary
 
-KINDS = ("shards", "task", "documents", "tokenizer", PART)
+KINDS = ("shards", "task", "documents", "tokenizer", PART, "export")
 SPELT = ("shards", "tokenizer", PART)  # with a vocabulary
 _FLAG = "DIR"
 

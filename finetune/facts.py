@@ -11,7 +11,7 @@ from asa import dist, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import flat, to_dict
 from asa.errors import RequestError, WorkError
-from asa.hf import weights_sha256
+from asa.hf import weight_sha256, weights_sha256
 from asa.methods import METHODS, groups_read, groups_unread, source_sha256
 from finetune import state
 from finetune.config import FinetuneConfig
@@ -66,7 +66,7 @@ def _inputs(cell: Cell, task: Task) -> dict[str, str]:
     folder, schedule = config.models[run.model], config.random_mask.schedule
     inputs = {"model": str(folder), "model_sha256": weights_sha256(folder), "task_sha256": task.sha256}
     if METHODS[run.method](config).uses_adversary and exported_adversary(run, config):
-        inputs["adversary_sha256"] = manifest.file_sha256(folder / ADVERSARY_FILE)
+        inputs["adversary_sha256"] = weight_sha256(folder / ADVERSARY_FILE)
     if (sha256 := source_sha256(run.method)) is not None:
         inputs["method_sha256"] = sha256
     if schedule is not None and "random_mask" in groups_read(run.method):

@@ -90,11 +90,12 @@ def _check_inputs(config: PretrainConfig) -> None:
 
 
 def _verify(config: PretrainConfig) -> None:
-    """Hash the shards on every machine. Raises WorkError, on every rank, where one's are damaged."""
+    """Hash the shards and the model on every machine. Raises WorkError, on every rank, where one's are damaged."""
     wrong_here: Exception | None = None
     if os.environ.get("LOCAL_RANK", "0") == "0":  # each machine may have a copy of its own
         try:
             manifest.verify(config.data, "shards", "--data")
+            inputs(config)  # which looks at the model's weights
         except (RequestError, WorkError) as error:
             wrong_here = error
         except OSError as error:

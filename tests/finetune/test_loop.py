@@ -15,6 +15,7 @@ from transformers import AutoModelForMaskedLM
 from asa import manifest, record
 from asa.engine import PlainEngine
 from asa.errors import RequestError, WorkError
+from asa.hf import weights_sha256
 from asa.methods import METHODS, At
 from asa.methods.vanilla import Vanilla
 from finetune import loop
@@ -256,6 +257,28 @@ def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(
     starts = [events(tmp_path / "runs", f"{name}-asa-0")[0] for name in ("asa", "tiny")]
     assert [start["adversary"] for start in starts] == ["exported", "fresh"]
     assert "adversary" not in events(tmp_path / "runs", "asa-vanilla-0")[0]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "adversary.safetensors"])
+def test_weights_that_are_not_the_exported_ones_are_refused(
+    name: str, make: Make, given: Given, model_folder: Path, tmp_path: Path
+) -> None:
+    """Unless the manifest, which knows them, is removed."""
+    exported = shutil.copytree(model_folder, tmp_path / "exported")
+    adversary = build(Run("small", "tiny", "asa", 7), make(), COLOURS)[0].adversary
+    assert adversary is not None
+    adversary.save_pretrained(exported)
+    manifest.write(exported, "export", {})
+    asked = given(models={"tiny": exported}, adversary="exported", max_steps=1, methods=["asa"])
+    content = bytearray((exported / name).read_bytes())
+    content[-1] ^= 1  # of the last number
+    (exported / name).write_bytes(content)
+    weights_sha256.cache_clear()
+    with pytest.raises(WorkError, match=f"{name} is damaged: .* if the change is yours, remove .*manifest.json"):
+        sweep(asked)
+    assert not (tmp_path / "runs").exists()
+    (exported / "manifest.json").unlink()
+    sweep(asked)
 
 
 def test_a_damaged_model_is_one_line(given: Given, model_folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from asa.attention import attach
 from asa.config import to_dict
 from asa.errors import NotWritten, RequestError, WorkError
 from asa.optim import OptimConfig
+from data_prep.check import verify
+from data_prep.config import VerifyConfig
 from pretrain import export as export_module
 from pretrain.card import card
 from pretrain.config import PretrainConfig
@@ -127,6 +129,22 @@ def test_what_lies_in_an_export_besides_is_not_lost(name: str, request_: Pretrai
     with pytest.raises(RequestError, match=rf"{name} is no part of that export, so it is not replaced; move it or"):
         export(again)
     assert mine.read_text() == "mine"
+
+
+def test_an_export_is_verified_before_training_and_by_command(
+    request_: PretrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(replace(request_, steps=1), CPU)
+    out = tmp_path / "export"
+    export(ExportConfig(checkpoint=request_.out, out=out))
+    verify(VerifyConfig(folder=out))
+    assert f"ok: {out}, export" in capsys.readouterr().out
+    flip_a_byte(out / "model.safetensors")
+    with pytest.raises(WorkError, match="model.safetensors is damaged"):
+        verify(VerifyConfig(folder=out))
+    with pytest.raises(WorkError, match="model.safetensors is damaged: .* remove .*manifest.json"):
+        train(replace(request_, model=out, out=tmp_path / "second"), CPU)
+    assert not (tmp_path / "second").exists()
 
 
 def test_a_link_in_an_export_is_not_lost(request_: PretrainConfig, tmp_path: Path) -> None:
