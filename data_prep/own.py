@@ -1,5 +1,6 @@
 """A user's own text: .jsonl, .jsonl.zst, .txt and .parquet, read from a range of their bytes or row groups."""
 
+import hashlib
 import io
 import json
 import re
@@ -42,7 +43,7 @@ def row_groups(path: Path, size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def document(row: Any, place: str, source: str | Path) -> Document:
-    """A row as a document; `place` stands for an id it lacks, the id for a title it lacks.
+    """A row as a document; `place` stands for an id it lacks, the id for a title it lacks, `of_text` for both.
 
     Raises: WorkError, with the source, for a row without text.
     """
@@ -52,8 +53,14 @@ def document(row: Any, place: str, source: str | Path) -> Document:
             f"{source}: {place} has no text: each row must be an object with the key text, a string; mend the file"
         )
     given = row.get("id")
-    name = place if given in (None, "") else sound(str(given))
-    return Document(name, sound(str(row.get("title") or name)), sound(text).strip())
+    text, name = sound(text).strip(), "" if given is None else sound(str(given))
+    return Document(name or place, sound(str(row.get("title") or name)) or of_text(text), text)
+
+
+def of_text(text: str) -> str:
+    """The title of a text without one. By the title documents are held out: by a text's place they would be others
+    whenever a line is added or moved."""
+    return f"text {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _jsonl(span: Span, label: str) -> Iterator[Document]:
@@ -119,7 +126,8 @@ def _paragraphs(lines: list[bytes], path: Path, label: str, begun: int) -> Docum
         raise WorkError(f"{path} has the line ends of classic Mac OS (CR alone); convert them to LF")
     # Editors on Windows put a byte-order mark at the beginning.
     text = text if begun else text.removeprefix("\ufeff")
-    return Document(place, place, text.replace("\r\n", "\n").strip())
+    text = text.replace("\r\n", "\n").strip()
+    return Document(place, of_text(text), text)
 
 
 def _lines(span: Span) -> Iterator[tuple[int, bytes]]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from asa.errors import RequestError, WorkError
 from data_prep import hub, own, sources
 from data_prep.sources import Task
+from data_prep.shards import is_heldout
 from data_prep.text import Document
 from tests.data_prep.conftest import dump_xml, page_xml, prose
 
@@ -54,7 +55,7 @@ def test_jsonl_plain_packed_and_parquet_give_the_same(tmp_path: Path) -> None:
 def test_text_without_id_and_title_is_named_by_its_place(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"text": "two \\ud800", "id": 7}\n')
     assert read(tmp_path / "a.jsonl", min_chars=1) == [
-        Document("a.jsonl:0", "a.jsonl:0", "one"),
+        Document("a.jsonl:0", "text 7692c3ad3540bb80", "one"),
         Document("7", "7", "two"),
     ]
 
@@ -63,7 +64,27 @@ def test_an_empty_id_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"text": "one", "id": null}\n{"text": "two", "id": ""}\n{"text": "3", "id": 0}\n'
     )
-    assert [document.title for document in read(tmp_path / "a.jsonl", min_chars=1)] == ["a.jsonl:0", "a.jsonl:28", "0"]
+    found = read(tmp_path / "a.jsonl", min_chars=1)
+    assert [document.id for document in found] == ["a.jsonl:0", "a.jsonl:28", "0"]
+    assert [document.title for document in found] == ["text 7692c3ad3540bb80", "text 3fc4ccfe745870e2", "0"]
+
+
+@pytest.mark.parametrize(("name", "between"), [("a.jsonl", "\n"), ("a.txt", "\n\n")])
+def test_what_is_held_out_of_text_without_titles_goes_by_the_text(name: str, between: str, tmp_path: Path) -> None:
+    """In another order, with a line more and in a file of another name it is the same."""
+    texts = [f"word {n}" for n in range(40)]
+
+    def heldout(folder: str, texts: list[str]) -> set[str]:
+        (tmp_path / folder).mkdir()
+        rows = [json.dumps({"text": text}) if name == "a.jsonl" else text for text in texts]
+        (tmp_path / folder / f"{folder}{name}").write_text(between.join(rows))
+        found = read(tmp_path / folder / f"{folder}{name}", min_chars=1)
+        assert len(found) == len(texts)
+        return {document.text for document in found if is_heldout(document.title, 0.3)}
+
+    first = heldout("x", texts)
+    assert 4 <= len(first) <= 20
+    assert first == heldout("y", ["before", *reversed(texts)]) - {"before"}
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])

@@ -30,6 +30,7 @@ PIECES = (
         ("[[a|b\nc]] [[x {{lang|fr|y}}|{{cn}}]]", "b\nc x y"),
         ("one<ref>cited</ref> two<ref name=a /> three<!-- hidden -->.", "one two three."),
         ("one<ref>a <b>c</b> [[d]] {{cite|x}}</ref>.<ref>open two", "one.open two"),
+        ('one<ref>a <ref name="b"/> p. 3</ref> two<ref>open <ref name=c /> three <ref>d</ref>.', "one twoopen three."),
         ("a {{infobox|x={{y}}}}b", "a b"),
         ("a {{infobox|\nx = {{y|z}}\n|}}\nb", "a\nb"),
         ("5 {{convert|5|km|mi}} long, {{convert|2|to|4|ft|m}}, {{cvt|1|-|4|m}}", "5 5 km long, 2 to 4 ft, 1\u20134 m"),
