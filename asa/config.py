@@ -94,7 +94,7 @@ def _explain(cls: Any, item: Any, prefix: str) -> str:
     if item["type"] == "too_short":
         message = f"give at least {item['ctx']['min_length']}"
     allowed = _allowed(cls, item["loc"])
-    flag = f"set --{key}" if item["loc"] else ""
+    flag = f"set --{key}" if item["loc"] and "; set --" not in message else ""  # a rule on several keys names its flags
     value = f"{key} = {_shown(item['input'])}" if item["loc"] else key
     return ", ".join(part for part in (f"{value}: {message}", allowed, flag) if part)
 

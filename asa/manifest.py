@@ -113,7 +113,11 @@ def unchanged(path: Path, kinds: Collection[str]) -> str:
     """The sha256 of a file. Raises WorkError where its folder was finished as one of `kinds` with another content of
     that file."""
     sha256, found = file_sha256(path), _ours(path.parent)
-    if found is not None and found["kind"] in kinds and found["files"].get(path.name, {}).get("sha256", sha256) != sha256:
+    if (
+        found is not None
+        and found["kind"] in kinds
+        and found["files"].get(path.name, {}).get("sha256", sha256) != sha256
+    ):
         raise WorkError(
             f"{path} is damaged: its sha256 is not the one in {NAME}; restore it or, if the change is yours, remove"
             f" {path.parent / NAME}"

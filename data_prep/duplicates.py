@@ -40,7 +40,7 @@ def find(space: Workspace, files: list[Path], near: float, workers: int) -> list
     parts = [Part(f"{number:06d}", path.stat().st_size, (number, path)) for number, path in enumerate(files)]
     hashed = space.run("hash", partial(hash_part, near < 1), parts, hashes, workers)
     for name, flags in minhash.find(hashes, len(parts), near)._asdict().items():
-        np.save(space.root / f"{name}.npy", flags)
+        minhash.save_array(space.root / f"{name}.npy", flags)
     ends = np.cumsum([0, *(part["documents"] for part in hashed)]).tolist()
     return [Flags(space.root, start, stop) for start, stop in pairwise(ends)]
 

@@ -7,9 +7,10 @@ time is linear, and the outcome a function of the documents and their order.
 """
 
 import hashlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,11 +55,18 @@ def signature(text: str) -> list[int]:
 
 def save(folder: Path, number: int, texts: list[int], signatures: list[list[int]]) -> None:
     """Write the hashes of one part's documents: their texts, and unless there are none, signatures and bands."""
-    np.save(folder / f"texts-{number:06d}.npy", np.array(texts, np.uint64))
+    save_array(folder / f"texts-{number:06d}.npy", np.array(texts, np.uint64))
     if signatures:
         signatures_NH = np.array(signatures, np.uint32)
-        np.save(folder / f"signatures-{number:06d}.npy", signatures_NH)
-        np.save(folder / f"bands-{number:06d}.npy", _bands(signatures_NH))
+        save_array(folder / f"signatures-{number:06d}.npy", signatures_NH)
+        save_array(folder / f"bands-{number:06d}.npy", _bands(signatures_NH))
+
+
+def save_array(path: Path, array: NDArray[Any]) -> None:
+    """As np.save into the file itself, whose error on a full disk does not say what it is."""
+    content = io.BytesIO()
+    np.save(content, array)
+    path.write_bytes(content.getbuffer())
 
 
 def _bands(signatures_NH: NDArray[np.uint32]) -> NDArray[np.uint64]:

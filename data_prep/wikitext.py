@@ -15,7 +15,8 @@ _SKIPPED_TAGS = (
     "ref|references|math|chem|ce|gallery|timeline|score|imagemap|hiero|syntaxhighlight|source|pre|style|script|graph|"
     "templatestyles|includeonly|mapframe|maplink|categorytree|inputbox|table|section|indicator|templatedata"
 )
-# An opening tag, but for one that closes itself, ends the search for the closing one: unclosed ones would make it quadratic, and lose what follows.
+# An opening tag, but for one that closes itself, ends the search for the closing one: unclosed ones would make it
+# quadratic, and lose what follows.
 _SKIPPED = re.compile(
     rf"<(?:!--.*?(?:-->|\Z)|(?P<tag>{_SKIPPED_TAGS})\b(?:[^<>]*/>|[^<>]*>(?:(?!<(?P=tag)\b(?![^<>]*/>)).)*?</(?P=tag)\s*>)"
     r"|(?P<nowiki>nowiki)\s*(?:/>|>(?P<literal>(?:(?!<nowiki\b).)*?)</nowiki\s*>))",

@@ -6,7 +6,7 @@ from tqdm import tqdm
 
 from asa import dist
 
-SHOWN = ("generator", "task", "asa", "asa_token", "asa_sentence", "penalty")
+SHOWN = ("generator", "task", "asa", "asa_token", "asa_sentence", "penalty", "smooth", "proximal", "attacked")
 
 
 def postfix(values: dict[str, Any]) -> str:

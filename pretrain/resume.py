@@ -22,6 +22,7 @@ FREE = ("out", "log_every", "eval_every", "save_every", "keep", "data", "model",
 FREE += ("hang_timeout", "wandb")
 # Nor do these, but by rounding and, where micro_batch changes, by which places dropout zeroes.
 FREE += ("zero", "offload", "micro_batch", "activation_checkpointing", "rtd.generator", "random_mask.schedule")
+ANEW = "the rows are the same, what is drawn (as dropout) is drawn anew"
 
 
 def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lambda line: None) -> Path | None:
@@ -55,9 +56,9 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     if before and now and before != now:
         tell(f"from {before} to {now} threads a process: sums round otherwise, OMP_NUM_THREADS sets it")
     if facts["world"] != world:
-        tell(f"from {facts['world']} to {world} processes: the rows are the same, dropout is drawn anew")
+        tell(f"from {facts['world']} to {world} processes: {ANEW}")
     elif config.micro(world) != (micro := replace(config, micro_batch=facts["config"]["micro_batch"]).micro(world)):
-        tell(f"micro-batches of {config.micro(world)} rows, not {micro}: the rows are the same, dropout is drawn anew")
+        tell(f"micro-batches of {config.micro(world)} rows, not {micro}: {ANEW}")
     return found
 
 

@@ -113,6 +113,9 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(__doc__)
+        sys.exit(0)
     if len(sys.argv) != 2:
         print("usage: python -m tests.check_golden DIR", file=sys.stderr)
         sys.exit(2)

@@ -188,8 +188,8 @@ def _visible(split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[lis
     if lost and not instead:
         word = min(lost)
         raise RequestError(
-            f"the tokenizer leaves nothing of the word {word!r} and has no unknown or mask token to stand for it; give a"
-            " model whose tokenizer has one by --models, or rows without such words"
+            f"the tokenizer leaves nothing of the word {word!r} and has no unknown or mask token to stand for it; give"
+            " a model whose tokenizer has one by --models, or rows without such words"
         )
     return [[str(instead) if word in lost else word for word in text] for text in texts], lost
 

@@ -6,7 +6,10 @@ from torch import Tensor, nn
 
 from asa.adversary import ASAConfig
 from asa.attention import attach, perturbed
+from asa.config import from_dict
+from asa.errors import RequestError
 from asa.losses import divergence
+from asa.methods import MethodsConfig
 from asa.signal import Perturb
 from tests.asa.conftest import (
     LENGTH,
@@ -93,3 +96,7 @@ def test_an_empty_row_option_that_would_do_nothing_is_refused() -> None:
     """Scores that are all shifted alike give the same softmax: only "replaced" scores make an empty row uniform."""
     with pytest.raises(ValueError, match="empty_row"):
         ASAConfig(empty_row="uniform", masked_score="shifted")
+    with pytest.raises(
+        RequestError, match=r"set --asa.masked_score or --asa.empty_row$"
+    ):  # and none that mends nothing
+        from_dict(MethodsConfig, {"asa": {"empty_row": "uniform"}})

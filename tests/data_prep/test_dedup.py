@@ -2,6 +2,7 @@
 
 import glob
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,9 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from data_prep import sources
+from data_prep import minhash, sources
 from tests.data_prep.asking import one_line, run
 from tests.data_prep.conftest import content, dump_xml, page_xml, prose
 from tests.data_prep.test_extract import facts, rows
@@ -136,3 +138,12 @@ def test_killed_and_started_again(stage: str, argv: Argv, tmp_path: Path) -> Non
     process.wait()
     assert run("build", *argv("rough")) == 0
     assert content(out) == content(tmp_path / "calm")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_an_array_that_does_not_fit_says_what_is_wrong(tmp_path: Path) -> None:
+    """np.save alone says how many numbers were written, and neither why nor where."""
+    with pytest.raises(OSError, match="No space left on device"):
+        minhash.save_array(Path("/dev/full"), np.zeros(9999))
+    minhash.save_array(tmp_path / "a.npy", np.arange(6).reshape(2, 3))
+    assert np.load(tmp_path / "a.npy", mmap_mode="r").tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from asa.errors import RequestError, WorkError
 from data_prep import hub, own, sources
-from data_prep.sources import Task
 from data_prep.shards import is_heldout
+from data_prep.sources import Task
 from data_prep.text import Document
 from tests.data_prep.conftest import dump_xml, page_xml, prose
 

@@ -283,7 +283,7 @@ def test_a_word_without_a_token_is_the_unknown_one_or_the_mask(kept: dict[str, s
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="a", **kept)
     split = Split(["0"], [("", "b")], [[0, 1]])
     if instead is None:
-        with pytest.raises(RequestError, match="leaves nothing of the word ''.*by --models"):
+        with pytest.raises(RequestError, match=r"leaves nothing of the word ''.*by --models"):
             encode("token", split, tokenizer, 8)
     else:
         assert encode("token", split, tokenizer, 8).columns["input_ids"][0][0] == instead

@@ -140,9 +140,9 @@ def test_an_export_is_verified_before_training_and_by_command(
     verify(VerifyConfig(folder=out))
     assert f"ok: {out}, export" in capsys.readouterr().out
     flip_a_byte(out / "model.safetensors")
-    with pytest.raises(WorkError, match="model.safetensors is damaged"):
+    with pytest.raises(WorkError, match=r"model.safetensors is damaged"):
         verify(VerifyConfig(folder=out))
-    with pytest.raises(WorkError, match="model.safetensors is damaged: .* remove .*manifest.json"):
+    with pytest.raises(WorkError, match=r"model.safetensors is damaged: .* remove .*manifest.json"):
         train(replace(request_, model=out, out=tmp_path / "second"), CPU)
     assert not (tmp_path / "second").exists()
 

@@ -159,7 +159,7 @@ def test_other_micro_batches_draw_other_dropout_and_it_is_told(finished: Pretrai
     path.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])  # without its end
     assert newest(replace(finished, micro_batch=2), 1, told.append) is not None
     path.write_bytes(whole)
-    assert told == ["micro-batches of 2 rows, not 4: the rows are the same, dropout is drawn anew"]
+    assert told == ["micro-batches of 2 rows, not 4: the rows are the same, what is drawn (as dropout) is drawn anew"]
 
 
 def test_another_model_is_named_and_a_copy_of_the_same_is_not(
