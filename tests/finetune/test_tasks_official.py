@@ -108,13 +108,22 @@ SHAPES: dict[str, tuple[dict[str, int], Any, Any]] = {
 }  # fmt: skip
 
 
+def downloaded(folder: Path, name: str, **changes: Any) -> Task:
+    for path, text in FILES[name].items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    values = {"models": {"m": "m"}, "out": "out", "tasks": [name], "data": folder, **changes}
+    return load(named(name), from_dict(FinetuneConfig, values))
+
+
+def test_hellaswag_as_the_paper_read_it_has_no_activity(tmp_path: Path) -> None:
+    task = downloaded(tmp_path, "hellaswag", paper_compat=True)
+    assert task.splits["test"].texts[0] == (("She 0", "x"), ("She 0", "y"))
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_download_is_read_as_it_comes(tmp_path: Path, name: str) -> None:
-    for path, text in FILES[name].items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    values = {"models": {"m": "m"}, "out": "out", "tasks": [name], "data": tmp_path}
-    task: Task = load(named(name), from_dict(FinetuneConfig, values))
+    task = downloaded(tmp_path, name)
     sizes, text, label = SHAPES[name]
     assert {split: len(rows) for split, rows in task.splits.items()} == sizes
     first = task.splits.get("test", task.splits.get("submit"))
