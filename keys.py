@@ -87,6 +87,11 @@ def keys_of(file: Path) -> dict[str, Any]:
         why = "it is empty" if read is None else f"it holds a {type(read).__name__}"
         raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config")
     refuse_nested(file, read)
+    for key in read:
+        group, dot, _ = str(key).partition(".")
+        if dot and isinstance(read.get(group), str):
+            other = f"{group}: {read[group]}"
+            raise RequestError(f"{file} has {other} and {key}, which would take its place; put {key} into that file")
     return read
 
 
@@ -96,23 +101,24 @@ def names_of(cls: Any, contents: Sequence[str]) -> str | None:
     they say nothing of such."""
     found: dict[str, Any] = {}
     for content in contents:
-        found = _added(cls, found, keys_of(Path(content)) if os.path.isfile(content) else _read(content))
+        file = Path(content) if os.path.isfile(content) else None
+        found = _added(cls, found, keys_of(file) if file else _read(content), file.parent if file else Path())
     return yaml.dump(found, Dumper=_Quoted, sort_keys=False) if found else None
 
 
-def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
-    """`before` with the names that `keys` have for the fields of a config class and of those inside it."""
+def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`before` with the names that `keys` have for the fields of a config class and of those inside it. `folder`: from
+    which a group's file is named."""
     found, nested = dict(before), _nested(cls, keys)
     for name, hint in get_type_hints(cls).items():
-        value = nested.get(name)
-        if isinstance(value, str):
-            found.pop(name, None)  # a group's file: the parser's way, whose last word this is
-            continue
+        value, place = nested.get(name), folder
+        if isinstance(value, str) and is_dataclass(hint) and (folder / value).is_file():
+            value, place = keys_of(folder / value), (folder / value).parent
         if not isinstance(value, dict):
             continue
         if get_origin(hint) is dict:
             found[name] = before.get(name, {}) | value
-        elif is_dataclass(hint) and (inner := _added(hint, before.get(name, {}), value)):
+        elif is_dataclass(hint) and (inner := _added(hint, before.get(name, {}), value, place)):
             found[name] = inner
     return found
 
@@ -127,7 +133,7 @@ def _nested(cls: Any, keys: dict[str, Any]) -> dict[str, Any]:
         own = {rest: value} if rest and (is_dataclass(hint) or get_origin(hint) is dict) else value
         if own is value and rest:
             found[key] = value
-        elif not (isinstance(before, str) and own is not value):  # a group's file has said it all
+        else:
             found[name] = {**before, **own} if isinstance(before, dict) and isinstance(own, dict) else own
     return found
 

@@ -143,9 +143,10 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
 
 
 def _check_out(config: PretrainConfig) -> None:
-    given = {"data": config.data, "model": config.model, "rtd.generator": config.rtd.generator}
+    given = {"data": config.data, "model": config.model}
+    given |= {"rtd.generator": config.rtd.generator} if config.objective == "rtd" and config.rtd.generator else {}
     for name, folder in given.items():
-        if folder is not None and os.path.realpath(folder) == os.path.realpath(config.out):
+        if os.path.realpath(folder) == os.path.realpath(config.out):
             raise RequestError(
                 f"out = {config.out} is the folder of {name}, which a run must not be mixed with; set --out"
             )

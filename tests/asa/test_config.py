@@ -23,6 +23,8 @@ class Inner:
 
     rate: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of apples kept."""
+    marks: dict[str, str] = Field(default_factory=dict)
+    """What is written on apples, by name."""
 
 
 def _known(kind: str) -> str:
@@ -393,6 +395,48 @@ def test_dotted_keys_of_a_file_take_no_names_of_others_away(texts: list[str], na
     assert found.inner.rate == 0.25 or "inner" not in texts[-1]
 
 
+GROUPS = {
+    "a": "inner: {marks: {a: x}}\n",
+    "c": "inner.marks: {c: x}\n",
+    "plain": "inner: rate.yaml\n",
+    "named": "inner: more.yaml\n",
+    "deep/d": "inner: more.yaml\n",
+    "rate": "rate: 0.25\n",
+    "more": "rate: 0.75\nmarks: {e: x}\n",
+    "deep/more": "marks: {f: x}\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "rate", "marks"),
+    [
+        (("a", "c"), 0.5, "ac"),
+        (("a", "plain", "c"), 0.25, "ac"),
+        (("a", "named", "c"), 0.75, "ace"),
+        (("named", "a"), 0.75, "ae"),
+        (("a", "deep/d"), 0.5, "af"),
+    ],
+)
+def test_names_in_groups_are_all_kept_however_they_are_given(
+    files: tuple[str, ...], rate: float, marks: str, tmp_path: Path
+) -> None:
+    """In a block, by a dotted key, or in a group's file of their own."""
+    (tmp_path / "deep").mkdir()
+    for name, text in GROUPS.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    argv = [part for name in files for part in ("--config", str(tmp_path / f"{name}.yaml"))]
+    found = parse(Outer, ["--folder", "f", *argv], "prog").inner
+    assert (found.rate, "".join(sorted(found.marks))) == (rate, marks)
+
+
+def test_a_groups_file_beside_a_dotted_key_of_it_is_refused(tmp_path: Path) -> None:
+    """The parser would keep the key and drop the file without a word."""
+    (tmp_path / "inner.yaml").write_text("rate: 0.25\n")
+    (tmp_path / "a.yaml").write_text("inner: inner.yaml\ninner.marks: {a: x}\n")
+    with pytest.raises(RequestError, match=r"a.yaml has inner: inner.yaml and inner.marks, .* put inner.marks into"):
+        parse(Outer, ["--folder", "f", "--config", str(tmp_path / "a.yaml")], "prog")
+
+
 def test_a_number_that_is_none_stays_one_beside_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text("numbers: {a: 1}\n")
     (tmp_path / "b.yaml").write_text("folder: f\nnumbers: {b: .inf}\n")
@@ -466,7 +510,7 @@ def test_yaml_round_trips_and_keeps_the_hash(tmp_path: Path) -> None:
     assert again == value
     assert sha256_of(again) == sha256_of(value)
     assert sha256_of(Outer(folder=Path("a/c"), inner=Inner(rate=0.1))) != sha256_of(value)
-    assert to_dict(value)["inner"] == {"rate": 0.1}
+    assert to_dict(value)["inner"] == {"rate": 0.1, "marks": {}}
 
 
 @pytest.mark.parametrize("flags", [["--seeds", "4,5"], ["--seeds=4,5"], ["--seeds", "[4, 5]"]])

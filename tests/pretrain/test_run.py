@@ -354,6 +354,10 @@ def test_a_run_is_not_mixed_with_what_it_reads(request_: PretrainConfig, tmp_pat
             RequestError, match=f"is the folder of {name}, which a run must not be mixed with; set --out"
         ):
             check(replace(request_, out=out), 1, cuda=False)
+    both = replace(request_, rtd=replace(request_.rtd, generator=tmp_path / "g"), out=tmp_path / "g")
+    with pytest.raises(RequestError, match=r"is the folder of rtd\.generator"):
+        check(replace(both, objective="rtd"), 1, cuda=False)
+    check(both, 1, cuda=False)  # whose objective reads no generator
 
 
 def test_a_model_that_is_a_link_to_itself_is_told_in_a_line(request_: PretrainConfig, tmp_path: Path) -> None:
