@@ -99,7 +99,7 @@ def _verify(config: PretrainConfig) -> None:
         except (RequestError, WorkError) as error:
             wrong_here = error
         except OSError as error:
-            wrong_here = WorkError(f"{config.data} cannot be read: {error}")
+            wrong_here = WorkError(f"{error.filename or config.data} cannot be read: {error.strerror or error}")
     for rank, error in enumerate(dist.gather(wrong_here)):
         if error is not None:
             raise error if rank == 0 else type(error)(f"rank {rank}: {error}")

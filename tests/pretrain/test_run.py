@@ -477,3 +477,12 @@ def test_what_attention_computes_anew_is_not_counted() -> None:
 def test_a_part_of_a_chip_has_no_known_peak(name: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert (figures.peak(torch.device("cuda"), "bf16") is not None) == known
+
+
+def test_an_input_that_cannot_be_read_is_named(request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: PretrainConfig) -> dict[str, str]:
+        raise PermissionError(13, "Permission denied", "m/model.safetensors")
+
+    monkeypatch.setattr("pretrain.loop.inputs", closed)
+    with pytest.raises(WorkError, match=r"^m/model\.safetensors cannot be read: Permission denied$"):
+        train(request_, CPU)
