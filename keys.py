@@ -87,11 +87,6 @@ def keys_of(file: Path) -> dict[str, Any]:
         why = "it is empty" if read is None else f"it holds a {type(read).__name__}"
         raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config")
     refuse_nested(file, read)
-    for key in read:
-        group, dot, _ = str(key).partition(".")
-        if dot and isinstance(read.get(group), str):
-            other = f"{group}: {read[group]}"
-            raise RequestError(f"{file} has {other} and {key}, which would take its place; put {key} into that file")
     return read
 
 
@@ -102,8 +97,21 @@ def names_of(cls: Any, contents: Sequence[str]) -> str | None:
     found: dict[str, Any] = {}
     for content in contents:
         file = Path(content) if os.path.isfile(content) else None
-        found = _added(cls, found, keys_of(file) if file else _read(content), file.parent if file else Path())
+        keys, folder = keys_of(file) if file else _read(content), file.parent if file else Path()
+        _refuse_both(cls, keys, folder, file or "--config")
+        found = _added(cls, found, keys, folder)
     return yaml.dump(found, Dumper=_Quoted, sort_keys=False) if found else None
+
+
+def _refuse_both(cls: Any, keys: dict[str, Any], folder: Path, where: object) -> None:
+    """Raises RequestError for a group's file beside a dotted key of the group, for which the parser would drop it."""
+    hints = get_type_hints(cls)
+    for key in keys:
+        group, dot, _ = key.partition(".")
+        given = keys.get(group)
+        if dot and isinstance(given, str) and is_dataclass(hints.get(group)) and os.path.isfile(folder / given):
+            other = f"{group}: {given}"
+            raise RequestError(f"{where} has {other} and {key}, which would take its place; put {key} into that file")
 
 
 def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -112,7 +120,7 @@ def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any], folder: Path)
     found, nested = dict(before), _nested(cls, keys)
     for name, hint in get_type_hints(cls).items():
         value, place = nested.get(name), folder
-        if isinstance(value, str) and is_dataclass(hint) and (folder / value).is_file():
+        if isinstance(value, str) and is_dataclass(hint) and os.path.isfile(folder / value):
             value, place = keys_of(folder / value), (folder / value).parent
         if not isinstance(value, dict):
             continue

@@ -105,28 +105,6 @@ def written(folder: Path, kind: str) -> dict[str, Any] | None:
 
     Raises: WorkError where the manifest is damaged or of an older version.
     """
-    found = _ours(folder)
-    return found["facts"] if found is not None and found["kind"] == kind else None
-
-
-def unchanged(path: Path, kinds: Collection[str]) -> str:
-    """The sha256 of a file. Raises WorkError where its folder was finished as one of `kinds` with another content of
-    that file."""
-    sha256, found = file_sha256(path), _ours(path.parent)
-    if (
-        found is not None
-        and found["kind"] in kinds
-        and found["files"].get(path.name, {}).get("sha256", sha256) != sha256
-    ):
-        raise WorkError(
-            f"{path} is damaged: its sha256 is not the one in {NAME}; restore it or, if the change is yours, remove"
-            f" {path.parent / NAME}"
-        )
-    return sha256
-
-
-def _ours(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder; None where there is none, and for another program's."""
     path = folder / NAME
     if not path.is_file():
         return None
@@ -134,8 +112,34 @@ def _ours(folder: Path) -> dict[str, Any] | None:
         content: Any = json.loads(path.read_bytes())
     except ValueError:
         raise WorkError(f"{path} is damaged: it is no JSON; make the folder anew or remove the file") from None
-    known = isinstance(content, dict) and {"kind", "facts", "files"} <= content.keys()
-    return _content(folder, "", "") if known else None
+    return _content(folder, kind, "")["facts"] if _is_of(content, (kind,)) else None
+
+
+def unchanged(path: Path, kinds: Collection[str]) -> str:
+    """The sha256 of a file. Raises WorkError where its folder, or the one around it, was finished as one of `kinds`
+    with another content of that file."""
+    sha256 = file_sha256(path)
+    whole = Path(os.path.abspath(path))
+    for folder in (whole.parent, whole.parent.parent) if kinds else ():
+        listed = _files_of(folder, kinds).get(whole.relative_to(folder).as_posix())
+        if listed is not None and listed["sha256"] != sha256:
+            raise WorkError(
+                f"{path} is damaged: its sha256 is not the one in {NAME}; restore it or, if the change is yours, remove"
+                f" {folder / NAME}"
+            )
+    return sha256
+
+
+def _files_of(folder: Path, kinds: Collection[str]) -> dict[str, Any]:
+    """What the manifest of a folder of these kinds lists; nothing without one, and for another program's."""
+    content: Any = None
+    with suppress(ValueError, RecursionError, OSError):
+        content = json.loads((folder / NAME).read_bytes())
+    return _content(folder, content["kind"], "")["files"] if _is_of(content, kinds) else {}
+
+
+def _is_of(content: Any, kinds: Collection[str]) -> bool:
+    return isinstance(content, dict) and {"kind", "facts", "files"} <= content.keys() and content["kind"] in kinds
 
 
 def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:

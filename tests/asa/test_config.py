@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from asa.config import config, from_dict, save_yaml, sha256_of, to_dict
 from asa.errors import RequestError, WorkError
 from cli import guard, main, parse
-from keys import told
+from keys import keys_of, told
 
 
 @config
@@ -435,6 +435,19 @@ def test_a_groups_file_beside_a_dotted_key_of_it_is_refused(tmp_path: Path) -> N
     (tmp_path / "a.yaml").write_text("inner: inner.yaml\ninner.marks: {a: x}\n")
     with pytest.raises(RequestError, match=r"a.yaml has inner: inner.yaml and inner.marks, .* put inner.marks into"):
         parse(Outer, ["--folder", "f", "--config", str(tmp_path / "a.yaml")], "prog")
+    inline = f"{{inner: {tmp_path / 'inner.yaml'}, inner.marks: {{a: x}}}}"
+    with pytest.raises(RequestError, match=r"--config has inner: .* put inner.marks into"):
+        parse(Outer, ["--folder", "f", "--config", inline], "prog")
+
+
+def test_a_groups_text_may_be_longer_than_a_files_name(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"inner: '{{\"rate\": 0.25{' ' * 300}}}'\n")
+    assert parse(Outer, ["--folder", "f", "--config", str(tmp_path / "a.yaml")], "prog").inner.rate == 0.25
+
+
+def test_exponents_are_numbers_in_every_form(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: 1e-5\nb: 1.5e5\nc: -2E3\nd: '1e5'\n")
+    assert keys_of(tmp_path / "a.yaml") == {"a": 1e-5, "b": 1.5e5, "c": -2e3, "d": "1e5"}
 
 
 def test_a_number_that_is_none_stays_one_beside_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

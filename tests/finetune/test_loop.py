@@ -259,16 +259,24 @@ def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(
     assert "adversary" not in events(tmp_path / "runs", "asa-vanilla-0")[0]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "adversary.safetensors"])
+@pytest.mark.parametrize(
+    ("name", "kind", "around"),
+    [
+        ("model.safetensors", "export", False),
+        ("model.safetensors", "export", True),  # as the parts of an export of replaced-token detection
+        ("model.safetensors", "tokenizer", False),
+        ("adversary.safetensors", "export", False),
+    ],
+)
 def test_weights_that_are_not_the_exported_ones_are_refused(
-    name: str, make: Make, given: Given, model_folder: Path, tmp_path: Path
+    name: str, kind: str, around: bool, make: Make, given: Given, model_folder: Path, tmp_path: Path
 ) -> None:
     """Unless the manifest, which knows them, is removed."""
-    exported = shutil.copytree(model_folder, tmp_path / "exported")
+    exported = shutil.copytree(model_folder, tmp_path / "all" / "exported")
     adversary = build(Run("small", "tiny", "asa", 7), make(), COLOURS)[0].adversary
     assert adversary is not None
     adversary.save_pretrained(exported)
-    manifest.write(exported, "export", {})
+    manifest.write(exported.parent if around else exported, kind, {})
     asked = given(models={"tiny": exported}, adversary="exported", max_steps=1, methods=["asa"])
     content = bytearray((exported / name).read_bytes())
     content[-1] ^= 1  # of the last number
@@ -277,7 +285,7 @@ def test_weights_that_are_not_the_exported_ones_are_refused(
     with pytest.raises(WorkError, match=f"{name} is damaged: .* if the change is yours, remove .*manifest.json"):
         sweep(asked)
     assert not (tmp_path / "runs").exists()
-    (exported / "manifest.json").unlink()
+    (exported.parent / "manifest.json" if around else exported / "manifest.json").unlink()
     sweep(asked)
 
 
