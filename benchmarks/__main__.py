@@ -5,7 +5,18 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-COMMANDS = ("flops", "traffic", "step-time", "memory", "finetune-throughput", "scaling", "startup", "upkeep")
+COMMANDS = (
+    "flops",
+    "traffic",
+    "step-time",
+    "memory",
+    "finetune-throughput",
+    "scaling",
+    "startup",
+    "upkeep",
+    "half-precision",
+    "gpu",
+)
 COMMANDS += ("data-prep", "tokenize", "reader")
 
 

@@ -1,0 +1,148 @@
+"""A pre-training run in half precision beside the same one in fp32, as a user has them: `python -m launch pretrain`, a
+stop on the way, the same command again, and an export, from which a last run reads the held-out loss anew.
+"""
+
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, median
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from asa import manifest, record
+from asa.config import config
+from asa.errors import WorkError
+from asa.methods import MethodName
+from benchmarks.tables import Recorded, asked, save
+
+LINES = 30  # log lines of a run
+SHOWN = 10  # of them in the table
+
+
+@config
+class HalfPrecisionConfig(Recorded):
+    """Losses, loss scale, checkpoint and export of a pre-training run in half precision, beside the same in fp32."""
+
+    data: Path
+    """Shard folder made by data_prep."""
+    model: Path
+    """Hugging Face folder that the shards were made for."""
+    precision: Literal["fp16", "bf16"] = "fp16"
+    """Of the run that fp32 is compared with; fp16 needs a GPU."""
+    method: MethodName = "asa"
+    """Training method."""
+    zero: Literal[0, 1, 2, 3] = 2
+    """DeepSpeed ZeRO stage."""
+    steps: Annotated[int, Field(ge=2)] = 150
+    """Optimizer steps of each run."""
+    batch: Annotated[int, Field(ge=1)] = 64
+    """Rows of a step."""
+    lr: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    """Largest learning rate."""
+
+
+class Found(NamedTuple):
+    """A run. train, evals: the record's events, of a run that was stopped and continued once. resumed: the step after
+    which it was; None where it came to its end before it could be stopped. exported: held-out loss of the export, read
+    anew."""
+
+    train: list[dict[str, Any]]
+    evals: list[dict[str, Any]]
+    resumed: int | None
+    exported: float
+
+
+def half_precision(argv: list[str]) -> None:
+    """A pre-training run in fp16 or bf16 beside one in fp32: losses, loss scale, checkpoint, export."""
+    request = asked(HalfPrecisionConfig, argv, "half-precision")
+    with tempfile.TemporaryDirectory() as folder:
+        found = {name: measure(request, name, Path(folder) / name) for name in ("fp32", request.precision)}
+    text = report(request, found, manifest.read(request.data, "shards", "--data")["length"])
+    print(text)
+    save(request, "half-precision", argv, text)
+
+
+def measure(request: HalfPrecisionConfig, precision: str, folder: Path) -> Found:
+    """Raises WorkError where one of the commands fails."""
+    run, export = folder / "run", folder / "export"
+    command = [*_pretrain(request, run), "--method", request.method, "--precision", precision]
+    command += ["--steps", str(request.steps)]
+    if stop(command, run / record.NAME):
+        _run(command)
+    _run([sys.executable, "-m", "pretrain", "export", "--checkpoint", str(run), "--out", str(export)])
+    again = folder / "again"
+    _run([*_pretrain(request, again, export), "--method", "vanilla", "--steps", "1"])
+    events = record.read(run / record.NAME)
+    train, evals = ([one for one in events if one["event"] == kind] for kind in ("train", "eval"))
+    first = next(one for one in record.read(again / record.NAME) if one["event"] == "eval")
+    resumed = [one["step"] for one in events if one["event"] == "resume"]
+    return Found(train, evals, resumed[0] if resumed else None, first["heldout_loss"])
+
+
+def _pretrain(request: HalfPrecisionConfig, out: Path, model: Path | None = None) -> list[str]:
+    """The command of a run, but for what its two kinds differ in."""
+    every = max(1, request.steps // LINES)
+    flags = {"data": request.data, "model": model or request.model, "out": out, "zero": request.zero, "nproc": 1}
+    flags |= {"global_batch": request.batch, "micro_batch": request.batch, "optim.lr": request.lr}
+    flags |= {"log_every": every, "eval_every": request.steps, "save_every": request.steps}
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "launch", "pretrain", *words]
+
+
+def stop(command: list[str], path: Path) -> bool:
+    """Start a run and stop it by SIGTERM after its first log line; False where it came to its end before.
+
+    path: the run's record. Raises WorkError where the run fails.
+    """
+    with tempfile.TemporaryFile("w+") as told:
+        process = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None and not any(one.get("event") == "train" for one in record.parsed(path)):
+                time.sleep(0.02)
+            process.send_signal(signal.SIGTERM)  # does nothing where it has ended
+            code = process.wait()
+        finally:
+            process.kill()
+        told.seek(0)
+        _check(code if code != 128 + signal.SIGTERM else 0, command, told.read())
+    return code != 0
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    _check(done.returncode, command, done.stdout)
+
+
+def _check(code: int, command: list[str], told: str) -> None:
+    if code:
+        said = told.strip().splitlines()
+        raise WorkError(f"a run failed: {said[-1] if said else shlex.join(command)}")
+
+
+def report(request: HalfPrecisionConfig, found: dict[str, Found], length: int) -> str:
+    """Losses by step beside each other, with the loss scale; then the ends, and what became of stop and export."""
+    full, half = found.values()
+    lines = [
+        f"{request.model.name}, {request.method}, {request.steps} steps of {request.batch} rows of {length},"
+        f" ZeRO {request.zero}, 1 process",
+        f"{'step':>6}{'fp32':>10}{request.precision:>10}{'loss scale':>12}{'left out':>10}",
+    ]
+    pairs = list(zip(full.train, half.train, strict=True))
+    step = max(1, -(-len(pairs) // SHOWN))
+    for one, other in pairs[step - 1 :: step]:
+        line = f"{one['step']:6d}{one['task']:10.4f}{other['task']:10.4f}"
+        lines.append(line + f"{other['loss_scale']:12.0f}{other['skipped']:10d}")
+    apart = mean(other["task"] - one["task"] for one, other in pairs)
+    lines.append(f"{request.precision} - fp32, mean over {len(pairs)} log lines: {apart:+.4f}")
+    for name, run in found.items():
+        ends = [run.evals[place]["heldout_loss"] for place in (0, -1)]
+        told = f"{name}: held-out loss {ends[0]:.4f} before, {ends[1]:.4f} after, {run.exported:.4f} of the export"
+        told += f"; stopped after step {run.resumed} and continued" if run.resumed else "; ended before it was stopped"
+        rate = median(one["tokens_per_s"] for one in run.train if "tokens_per_s" in one)
+        lines.append(f"{told}; {rate:.0f} tokens a second")
+    return "\n".join(lines)

@@ -1,0 +1,152 @@
+"""The command that holds a GPU to its bounds, with commands that need none."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from asa.errors import WorkError
+from benchmarks import gpu, step_time
+from benchmarks.cases import CasesConfig, cases
+from benchmarks.gpu import BOUNDS, ORDER, Done, GpuConfig, commands, failures, perform, report
+from benchmarks.half_precision import HalfPrecisionConfig
+from benchmarks.memory import MemoryConfig
+from benchmarks.memory import report as memory_report
+from benchmarks.peak import Peak
+from benchmarks.startup import PARTS, Started, StartupConfig
+from benchmarks.startup import report as startup_report
+from benchmarks.step_time import StepTimeConfig
+from benchmarks.upkeep import UpkeepConfig
+from cli import parse
+
+ROOT = Path(__file__).parents[2]
+REQUEST = GpuConfig(data=Path("data"), model=Path("model"))
+KINDS: dict[str, Any] = {
+    "step-time": StepTimeConfig,
+    "memory": MemoryConfig,
+    "half-precision": HalfPrecisionConfig,
+    "startup": StartupConfig,
+    "upkeep": UpkeepConfig,
+}
+
+
+def asked(line: list[str]) -> Any:
+    """The request that a part's command of the benchmarks makes."""
+    return parse(KINDS[line[1]], line[2:], f"python -m benchmarks {line[1]}")
+
+
+def steps(part: Any, seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a part of steps prints, where they take these seconds."""
+    request = asked(commands(part, REQUEST)[0])
+    assert list(cases(request)) == list(seconds)
+    monkeypatch.setattr(step_time, "utilisation", lambda *_: dict.fromkeys(seconds, 0.412))
+    taken = {label: [one] for label, one in seconds.items()}
+    return step_time.report(request, request.batch[0], request.lengths[0], torch.device("cpu"), taken)
+
+
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Done]:
+    """What the parts print that have bounds."""
+    taken = {"vanilla fused": 0.1, "vanilla sdpa": 0.11, "asa fused": 0.21, "asa sdpa": 0.3, "stock sdpa": 0.2}
+    found = {"steps": steps("steps", taken | {"twin": 0.42}, monkeypatch)}
+    found["steps-512"] = steps("steps-512", {"vanilla": 0.2, "asa": 0.46}, monkeypatch)
+    labels = cases(asked(commands("memory", REQUEST)[0]))
+    peaks = {label: Peak(400, 100) if label == "twin" else Peak(220, 100) for label in labels}
+    found["memory"] = memory_report("BERT", peaks)
+    runs = [Started(dict.fromkeys(PARTS, 1.0), {"step": 2.0, "data": 0.0}, 10, 1)]
+    found["startup"] = startup_report(asked(commands("startup", REQUEST)[0]), {"pretrain": runs, "finetune": runs}, [1])
+    return {name: Done("ok", 1.0, text) for name, text in found.items()}
+
+
+def test_the_bounds_are_read_from_what_the_benchmarks_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = told(monkeypatch)
+    found = {bound.name: bound.found(done[bound.part].told) for bound in BOUNDS}
+    assert list(found.values()) == [41.2, 2.1, 0.5, 2.3, 0.4, 0.0, 0.0]
+
+
+def test_what_is_missed_is_named_and_zero_is_a_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = told(monkeypatch)
+    assert failures(list(done), done) == ["ASA / vanilla, length 512"]
+    lines = report(list(done), done).splitlines()
+    assert [line.split()[-3:] for line in lines if "512" in line][1] == ["2.25", "2.3", "missed"]
+    assert [line.split()[-1] for line in lines if line.startswith("data wait")] == ["0", "0"]
+
+
+def test_a_part_that_said_nothing_or_was_not_begun_is_no_success() -> None:
+    done: dict[Any, Done] = {"steps": Done("ok", 1.0, "")}
+    names = [bound.name for bound in BOUNDS if bound.part == "steps"]
+    assert failures(["steps", "memory"], done) == ["memory", *names]
+    assert "not begun" in report(["steps", "memory"], done)
+
+
+@pytest.mark.parametrize("part", ORDER)
+def test_every_part_is_a_command_that_is_taken(part: Any) -> None:
+    for line in commands(part, REQUEST):
+        if line[0] == "benchmarks":
+            request = asked(line)
+            assert request.results == REQUEST.results
+            assert not isinstance(request, CasesConfig) or request.batch == (64,)
+        else:
+            files = [word for word in line if word.startswith("tests/")]
+            assert files
+            assert all((ROOT / file).exists() for file in files)
+
+
+def test_a_part_goes_on_after_a_command_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    done = perform("engine", [["no_such_module"], ["platform"]], 60)
+    assert done.outcome == "failed (1)"
+    assert "No module named no_such_module" in done.told
+    out = capfd.readouterr().out
+    assert [line in out for line in ["== engine: python -m platform", *done.told.splitlines()]] == [True] * 3
+
+
+def test_a_part_out_of_time_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import pathlib, subprocess, time\nchild = subprocess.Popen(['sleep', '600'])\n"
+    program += f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\nprint('begun', flush=True)\n"
+    (tmp_path / "lasting.py").write_text(program + "time.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = perform("run", [["lasting"], ["platform"]], 3)
+    assert (done.outcome, done.told) == ("out of time", "begun\n")
+    child = int((tmp_path / "pid").read_text())
+    until = time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until, "the part's child lives on"
+
+
+def test_parts_are_done_in_the_order_given_and_the_page_tells_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "check", lambda request: None)
+    monkeypatch.setattr(gpu, "commands", lambda name, request: [["this" if name == "engine" else "no_such_module"]])
+    argv = ["--data", "d", "--model", "m", "--parts", "run,engine,run", "--results", str(tmp_path)]
+    with pytest.raises(WorkError, match=r"^not held: run$"):
+        gpu.gpu(argv)
+    (page,) = tmp_path.glob("gpu_*.md")
+    rows = [line.split()[:2] for line in page.read_text().splitlines() if line.startswith(("run", "engine"))]
+    assert rows == [["run", "failed"], ["engine", "ok"]]
+    assert "The Zen of Python" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_without_a_gpu_it_is_a_wrong_request(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "gpu", "--data", "d", "--model", "m"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = "error: no CUDA device is here; python -m benchmarks traffic counts a GPU's step without one\n"
+    assert done.stderr == said
+
+
+def test_what_the_parts_need_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    request = GpuConfig(data=tmp_path, model=tmp_path, parts=("steps", "run"))
+    with pytest.raises(Exception, match=r"^no .*/shards; give a folder made by data_prep build, by --data$"):
+        gpu.check(request)
+    gpu.check(GpuConfig(data=tmp_path, model=tmp_path, parts=("steps",)))
+    monkeypatch.setattr(gpu, "TESTS", ("no_such_module",))
+    with pytest.raises(Exception, match=r"^no_such_module is not installed: "):
+        gpu.check(GpuConfig(data=tmp_path, model=tmp_path, parts=("engine",)))

@@ -1,0 +1,68 @@
+"""A run in half precision beside one in fp32: what is told of them, and on little data the runs themselves."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from asa import record
+from asa.errors import WorkError
+from benchmarks.half_precision import Found, HalfPrecisionConfig, half_precision, report, stop
+from tests.pretrain.conftest import model, shards
+
+__all__ = ["model", "shards"]  # fixtures
+
+
+def run(losses: list[float], scale: float, resumed: int | None) -> Found:
+    """A run whose log lines have these losses."""
+    train = [
+        {"step": 5 * n, "task": loss, "loss_scale": scale, "skipped": 2, "tokens_per_s": 1000.0 * n}
+        for n, loss in enumerate(losses, start=1)
+    ]
+    return Found(train, [{"heldout_loss": 9.0}, {"heldout_loss": 4.5}], resumed, 4.25)
+
+
+def test_losses_stand_beside_each_other_with_their_mean_distance() -> None:
+    request = HalfPrecisionConfig(data=Path("d"), model=Path("m"), steps=15)
+    found = {"fp32": run([3.0, 2.0, 1.0], 1, 5), "fp16": run([3.5, 2.0, 1.1], 65536, None)}
+    lines = report(request, found, 128).splitlines()
+    assert lines[2].split() == ["5", "3.0000", "3.5000", "65536", "2"]
+    assert lines[5] == "fp16 - fp32, mean over 3 log lines: +0.2000"
+    ends = "held-out loss 9.0000 before, 4.5000 after, 4.2500 of the export"
+    assert lines[6] == f"fp32: {ends}; stopped after step 5 and continued; 2000 tokens a second"
+    assert lines[7] == f"fp16: {ends}; ended before it was stopped; 2000 tokens a second"
+
+
+def program(folder: Path, then: str) -> list[str]:
+    """A command that knows how to stop, writes a log line as a run does, and then does something else."""
+    line = json.dumps({"event": "train", "step": 1}) + "\n"
+    text = "import pathlib, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+    text += f"pathlib.Path({str(folder / record.NAME)!r}).write_text({line!r})\n"
+    return [sys.executable, "-c", text + then]
+
+
+def test_a_run_is_stopped_after_its_first_line(tmp_path: Path) -> None:
+    assert stop(program(tmp_path, "time.sleep(600)"), tmp_path / record.NAME)
+
+
+def test_a_run_that_ends_before_is_no_stopped_one(tmp_path: Path) -> None:
+    assert not stop(program(tmp_path, ""), tmp_path / "elsewhere.jsonl")
+
+
+def test_a_run_that_fails_is_told_by_its_last_line(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=r"^a run failed: no luck$"):
+        stop(program(tmp_path, "sys.exit('first\\nno luck')"), tmp_path / "elsewhere.jsonl")
+
+
+@pytest.mark.slow
+def test_runs_are_stopped_continued_and_exported(model: Path, shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--data", str(shards), "--model", str(model), "--precision", "bf16", "--steps", "30", "--batch", "8"]
+    half_precision([*argv, "--results", "null"])
+    *_, full, half = capsys.readouterr().out.splitlines()
+    for line in (full, half):
+        before, after, exported = map(float, re.findall(r"(\d\.\d+) (?:before|after|of)", line))
+        assert after < before
+        assert exported == pytest.approx(after, rel=0.01)
+        assert "stopped after step" in line
