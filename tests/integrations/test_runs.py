@@ -194,6 +194,7 @@ def test_mixed_precision_stays_near_fp32(precision: str, tmp_path: Path) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_it_trains_and_resumes_on_a_gpu(precision: str, tmp_path: Path) -> None:
     def trainer() -> AdversarialTrainer:
