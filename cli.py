@@ -2,7 +2,6 @@
 
 import difflib
 import errno
-import json
 import os
 import re
 import sys
@@ -20,7 +19,7 @@ from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict
 from asa.errors import RequestError, WorkError
-from keys import Loader, Misread, entry, keys_of, names_of, refuse_nested, sequences, told, type_of
+from keys import Loader, Misread, as_yaml, entry, keys_of, names_of, refuse_nested, sequences, told, type_of
 from streams import Lasting, lasting_output
 
 T = TypeVar("T")
@@ -119,7 +118,7 @@ def _named(cls: Any, argv: list[str], positional: str) -> list[str]:
         return rest
     if not positional or (len(given) > 1 and positional not in sequences(cls)):
         raise RequestError(f"unexpected argument {given[-1]!r}; see --help")
-    return [f"--{positional}", json.dumps(given) if positional in sequences(cls) else given[0], *rest]
+    return [f"--{positional}", as_yaml(given) if positional in sequences(cls) else given[0], *rest]
 
 
 def _with_entries(argv: list[str]) -> list[str]:
@@ -132,7 +131,7 @@ def _with_entries(argv: list[str]) -> list[str]:
             raise RequestError("--config needs a value, FILE or FILE:ENTRY; see --help")
         file, colon, name = split[index].rpartition(":")
         if colon and file.endswith(".yaml"):
-            split[index] = json.dumps(entry(Path(file), name), default=str)  # a date is YAML's reading of a name
+            split[index] = as_yaml(entry(Path(file), name))
         elif os.path.isfile(split[index]):
             keys_of(Path(split[index]))  # a wrong one would be a traceback of the parser's
     return split
@@ -216,14 +215,14 @@ def _quoted(text: str) -> str:
     except yaml.YAMLError:
         return text
     flat = isinstance(read, list) and all(isinstance(part, str) for part in read)
-    return json.dumps(read) if flat else text
+    return as_yaml(read) if flat else text
 
 
 def _as_list(value: str, element: Any) -> str:
     """Text is quoted, lest YAML makes a comment of `#1` and a truth of `no`."""
     if element is Path:
-        return json.dumps([value])
-    return json.dumps([part.strip() for part in value.split(",")]) if element is str else f"[{value}]"
+        return as_yaml([value])
+    return as_yaml([part.strip() for part in value.split(",")]) if element is str else f"[{value}]"
 
 
 def main(

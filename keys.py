@@ -1,6 +1,7 @@
 """The keys of a request: read from YAML that looks like what it means, and their types, also in words."""
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -62,6 +63,13 @@ class _Quoted(yaml.SafeDumper):
 _Quoted.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 
 
+def as_yaml(value: Any) -> str:
+    """One line of YAML, every text of it in quotes: emoji too, which JSON may write in halves that YAML does not put
+    together."""
+    line = yaml.dump(value, Dumper=_Quoted, default_flow_style=True, sort_keys=False, width=math.inf)
+    return line.removesuffix("\n")
+
+
 def entry(file: Path, name: str) -> dict[str, Any]:
     """The keys in an entry of a YAML file. Raises RequestError, which names the entries (or files) there are."""
     if not file.is_file():
@@ -100,7 +108,7 @@ def names_of(cls: Any, contents: Sequence[str]) -> str | None:
         keys, folder = keys_of(file) if file else _read(content), file.parent if file else Path()
         _refuse_both(cls, keys, folder, file or "--config")
         found = _added(cls, found, keys, folder)
-    return yaml.dump(found, Dumper=_Quoted, sort_keys=False) if found else None
+    return as_yaml(found) if found else None
 
 
 def _refuse_both(cls: Any, keys: dict[str, Any], folder: Path, where: object) -> None:
@@ -142,8 +150,15 @@ def _nested(cls: Any, keys: dict[str, Any]) -> dict[str, Any]:
         if own is value and rest:
             found[key] = value
         else:
-            found[name] = {**before, **own} if isinstance(before, dict) and isinstance(own, dict) else own
+            found[name] = _joined(before, own)
     return found
+
+
+def _joined(before: Any, own: Any) -> Any:
+    """Keys in blocks and those beside them, at every depth; of two values for one key the later."""
+    if not (isinstance(before, dict) and isinstance(own, dict)):
+        return own
+    return {**before, **{key: _joined(before.get(key), value) for key, value in own.items()}}
 
 
 def _read(text: str) -> dict[str, Any]:

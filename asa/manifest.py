@@ -156,10 +156,11 @@ def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
 
 
 def _content(folder: Path, kind: str, flag: str) -> dict[str, Any]:
-    """The manifest, every byte of it as `write` made it."""
+    """The manifest, every byte of it as `write` made it. Args: flag, "" where the folder is of use without one."""
     if not folder.is_dir():
         raise RequestError(f"no folder {folder}; give an existing one with {flag}")
     path = folder / NAME
+    mend = "make the folder anew" + ("" if flag else ", or remove that file if the change is yours")
     if not path.is_file():
         raise RequestError(f"{folder} has no {NAME}, so it is no finished {kind} folder; remake it or set {flag}")
     try:
@@ -167,13 +168,13 @@ def _content(folder: Path, kind: str, flag: str) -> dict[str, Any]:
         content = json.loads(text)
         signature = content.pop(_SIGNATURE, None)
     except (ValueError, AttributeError, TypeError):
-        raise WorkError(f"{path} is damaged: it is no manifest; make the folder anew") from None
+        raise WorkError(f"{path} is damaged: it is no manifest; {mend}") from None
     if signature is None:
-        raise WorkError(f"{path} lacks its {_SIGNATURE}: made by an older version, or damaged; make the folder anew")
+        raise WorkError(f"{path} lacks its {_SIGNATURE}: made by an older version, or damaged; {mend}")
     if text != _signed(content):
-        raise WorkError(f"{path} is damaged: its {_SIGNATURE} is not that of its content; make the folder anew")
+        raise WorkError(f"{path} is damaged: its {_SIGNATURE} is not that of its content; {mend}")
     if lost := sorted({"kind", "facts", "files"} - content.keys()):
-        raise WorkError(f"{path} is damaged: it lacks {lost[0]}; make the folder anew")
+        raise WorkError(f"{path} is damaged: it lacks {lost[0]}; {mend}")
     return content
 
 

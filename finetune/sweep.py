@@ -15,7 +15,7 @@ from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from asa.families import family
-from asa.methods import OURS
+from asa.methods import METHODS, OURS
 from asa.places import check_folder
 from asa.tokenizer import for_words, load_tokenizer, reader_sha256
 from finetune import state
@@ -55,7 +55,7 @@ class Sweep:
         if trials is not None:
             self.tasks = {name: unscored(task) for name, task in self.tasks.items()}
         self.cells = cells_of(given, list(self.tasks.values()), trials)
-        notes = (*_seen(config.models.values(), self.tasks.values()), *_published(config, given))
+        notes = (*_seen(config.models.values(), self.tasks.values()), *_published(config, given), *_fresh(config))
         self.notes = list(dict.fromkeys(notes))
         self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
         # One of another request is refused before anything is trained.
@@ -205,6 +205,15 @@ def _published(config: FinetuneConfig, given: dict[str, Any]) -> Iterator[str]:
                 f"{task}: {', '.join(methods)} as published for this task, of whatever model (configs/method/NAME.yaml"
                 " says which); flags and --config have the last word, --recipes false leaves it out"
             )
+
+
+def _fresh(config: FinetuneConfig) -> Iterator[str]:
+    """A line for the models without an exported adversary, where such are asked for."""
+    methods = [method for method in config.methods if METHODS[method](config).uses_adversary]
+    without = [name for name, folder in config.models.items() if not (folder / ADVERSARY_FILE).is_file()]
+    if config.adversary == "exported" and methods and without:
+        models = ", ".join(without)
+        yield f"--adversary exported: no {ADVERSARY_FILE} in {models}, where {', '.join(methods)} begin with fresh ones"
 
 
 def tasks_of(config: FinetuneConfig) -> dict[str, Task]:

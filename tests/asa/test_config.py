@@ -359,6 +359,17 @@ def test_what_stands_in_quotes_is_text(text: str, tmp_path: Path) -> None:
     assert (found.names, found.numbers["b"], found.numbers["c"]) == ({"a": Path(text)}, 1e-5, 1e3)
 
 
+STRANGE = ("\U0001f600", "\U00020bb7野家", "\x7f", "a: #b", "'\"", "é\u2028")
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_paths_and_texts_come_through_flags_and_entries_as_they_are(text: str, tmp_path: Path) -> None:
+    assert parse(Outer, ["--folder", "f", "--more", text], "prog").more == (Path(text),)
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"one": {"folder": text, "names": {"a": text}}}))
+    found = parse(Outer, ["--config", f"{tmp_path / 'a.yaml'}:one"], "prog")
+    assert (found.folder, found.names) == (Path(text), {"a": Path(text)})
+
+
 def test_names_are_text_as_written(tmp_path: Path) -> None:
     for name, text in (("a", "names: {no: x, 1: y}\n"), ("b", "folder: f\nnames: {yes: z, 2026-01-01: d, 1.50: w}\n")):
         (tmp_path / f"{name}.yaml").write_text(text)
@@ -398,6 +409,8 @@ def test_dotted_keys_of_a_file_take_no_names_of_others_away(texts: list[str], na
 GROUPS = {
     "a": "inner: {marks: {a: x}}\n",
     "c": "inner.marks: {c: x}\n",
+    "both": "inner: {marks: {a: x}}\ninner.marks: {c: x}\n",
+    "three": "inner: {rate: 0.25, marks: {a: x}}\ninner.marks: {c: x}\ninner.marks.g: x\n",
     "plain": "inner: rate.yaml\n",
     "named": "inner: more.yaml\n",
     "deep/d": "inner: more.yaml\n",
@@ -415,6 +428,8 @@ GROUPS = {
         (("a", "named", "c"), 0.75, "ace"),
         (("named", "a"), 0.75, "ae"),
         (("a", "deep/d"), 0.5, "af"),
+        (("both",), 0.5, "ac"),
+        (("three",), 0.25, "acg"),
     ],
 )
 def test_names_in_groups_are_all_kept_however_they_are_given(

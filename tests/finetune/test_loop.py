@@ -23,7 +23,7 @@ from finetune.loop import steps_of
 from finetune.model import build, engine_of
 from finetune.predictions import Predictions, predict
 from finetune.run import Run
-from finetune.sweep import sweep
+from finetune.sweep import Sweep, sweep
 from finetune.tasks.task import Kind
 from finetune.together import Alone
 from tests.asa.conftest import tiny_module
@@ -253,6 +253,9 @@ def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(
         assert found is not None
         pairs = zip(found.parameters(), adversary.parameters(), strict=True)
         assert all(torch.equal(mine, theirs) for mine, theirs in pairs) == same
+    (note,) = Sweep(given(**wanted, methods=["asa", "vanilla"])).notes
+    assert note == "--adversary exported: no adversary.safetensors in tiny, where asa begin with fresh ones"
+    assert Sweep(given(**wanted, methods=["vanilla"])).notes == []
     sweep(given(**wanted, methods=["asa", "vanilla"]))
     starts = [events(tmp_path / "runs", f"{name}-asa-0")[0] for name in ("asa", "tiny")]
     assert [start["adversary"] for start in starts] == ["exported", "fresh"]
@@ -287,6 +290,21 @@ def test_weights_that_are_not_the_exported_ones_are_refused(
     assert not (tmp_path / "runs").exists()
     (exported.parent / "manifest.json" if around else exported / "manifest.json").unlink()
     sweep(asked)
+
+
+def test_a_manifest_with_other_line_ends_is_told_with_what_mends_it(
+    given: Given, model_folder: Path, tmp_path: Path
+) -> None:
+    """As git may leave a text file; a model is of use without it."""
+    folder = shutil.copytree(model_folder, tmp_path / "export")
+    manifest.write(folder, "export", {})
+    file = folder / "manifest.json"
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    wanted = given(models={"tiny": folder}, max_steps=1, methods=["vanilla"])
+    with pytest.raises(WorkError, match=r"manifest.json is damaged: .* or remove that file if the change is yours$"):
+        sweep(wanted)
+    file.unlink()
+    sweep(wanted)
 
 
 def test_a_damaged_model_is_one_line(given: Given, model_folder: Path, tmp_path: Path) -> None:
