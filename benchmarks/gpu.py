@@ -25,17 +25,18 @@ from asa.errors import RequestError, WorkError
 from benchmarks.tables import Recorded, asked, save
 
 PartName = Literal["kernels", "steps", "steps-512", "memory", "engine", "run", "startup", "upkeep", "methods"]
-ORDER: tuple[PartName, ...] = (
-    "kernels",
-    "steps",
-    "steps-512",
-    "memory",
-    "engine",
-    "run",
-    "startup",
-    "upkeep",
-    "methods",
-)
+# In their order, with what each takes of the time, in parts of the whole.
+SHARES: dict[PartName, int] = {
+    "kernels": 4,
+    "steps": 2,
+    "steps-512": 1,
+    "memory": 1,
+    "engine": 3,
+    "run": 2,
+    "startup": 2,
+    "upkeep": 1,
+    "methods": 2,
+}
 TESTS = ("pytest", "xdist", "hypothesis")
 
 
@@ -47,11 +48,11 @@ class GpuConfig(Recorded):
     """Folder made by data_prep build, for run, startup and upkeep."""
     model: Path
     """Hugging Face folder that its shards were made for."""
-    parts: Annotated[tuple[PartName, ...], Field(min_length=1)] = ORDER
+    parts: Annotated[tuple[PartName, ...], Field(min_length=1)] = tuple(SHARES)
     """What is done, in the order given: kernels and engine are tests; steps, steps-512, memory and methods are
     BERT-base's batches of 64 rows; run, startup and upkeep train on `data`."""
     minutes: Annotated[float, Field(gt=0, le=600)] = 60
-    """Of all parts together. Each is ended after half of what is left when it begins, the last one after all of it."""
+    """Of all parts together. Each is ended after its share of what is left when it begins, the last after all of it."""
     jobs: Annotated[int, Field(ge=1, le=256)] = 8
     """Processes of the tests, which share the GPU; most of their time is the kernels' compilation, on the CPU."""
 
@@ -98,11 +99,11 @@ def gpu(argv: list[str]) -> None:
     check(request)
     parts: list[PartName] = [*dict.fromkeys(request.parts)]
     until, done = time.monotonic() + 60 * request.minutes, dict[PartName, Done]()
-    for name in parts:
-        left = until - time.monotonic()
-        if left > 0:
-            # One that takes long leaves the others a half.
-            done[name] = perform(name, commands(name, request), left if name == parts[-1] else left / 2)
+    for place, name in enumerate(parts):
+        # One that takes long leaves the others theirs, and what one does not need the others have.
+        limit = (until - time.monotonic()) * SHARES[name] / sum(SHARES[part] for part in parts[place:])
+        if limit > 0:
+            done[name] = perform(name, commands(name, request), limit)
             save(request, "gpu", argv, report(parts, done))
     print(report(parts, done))
     if wrong := failures(parts, done):

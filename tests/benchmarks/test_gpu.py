@@ -14,7 +14,7 @@ import torch
 from asa.errors import WorkError
 from benchmarks import gpu, step_time
 from benchmarks.cases import CasesConfig, cases
-from benchmarks.gpu import BOUNDS, ORDER, Done, GpuConfig, commands, failures, perform, report
+from benchmarks.gpu import BOUNDS, SHARES, Done, GpuConfig, commands, failures, perform, report
 from benchmarks.half_precision import HalfPrecisionConfig
 from benchmarks.memory import MemoryConfig
 from benchmarks.memory import report as memory_report
@@ -84,7 +84,7 @@ def test_a_part_that_said_nothing_or_was_not_begun_is_no_success() -> None:
     assert "not begun" in report(["steps", "memory"], done)
 
 
-@pytest.mark.parametrize("part", ORDER)
+@pytest.mark.parametrize("part", list(SHARES))
 def test_every_part_is_a_command_that_is_taken(part: Any) -> None:
     for line in commands(part, REQUEST):
         if line[0] == "benchmarks":
@@ -130,6 +130,24 @@ def test_parts_are_done_in_the_order_given_and_the_page_tells_of_them(
     rows = [line.split()[:2] for line in page.read_text().splitlines() if line.startswith(("run", "engine"))]
     assert rows == [["run", "failed"], ["engine", "ok"]]
     assert "The Zen of Python" in capsys.readouterr().out
+
+
+def test_each_part_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = dict[str, float]()
+
+    def take(name: Any, lines: object, limit: float) -> Done:
+        limits[name] = limit
+        now[0] += {"kernels": 60, "steps": 30}.get(name, limit)
+        return Done("ok", 1.0, "")
+
+    now = [0.0]
+    monkeypatch.setattr(gpu, "check", lambda request: None)
+    monkeypatch.setattr(gpu, "perform", take)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    argv = ["--data", "d", "--model", "m", "--minutes", "7", "--results", "null"]
+    with pytest.raises(WorkError, match=r"^not held: vanilla, MFU in %, length 256, "):
+        gpu.gpu([*argv, "--parts", "kernels,steps,memory"])
+    assert limits == {"kernels": 60 * 4, "steps": 60 * 6 * 2 / 3, "memory": 60 * 5.5}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
