@@ -1,6 +1,8 @@
 """python -m benchmarks COMMAND: what steps, runs and their data cost, peers in the same run (docs/benchmarks.md)."""
 
 import ast
+import signal
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -37,4 +39,6 @@ if __name__ == "__main__":
     # Here, because worker processes import this file again and need none of it.
     import cli
 
+    # In order, so that what was started ends with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     cli.main({name: command(name) for name in COMMANDS}, "benchmarks")

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Any, Literal, NamedTuple
 
+import torch
 from pydantic import Field
 
 from asa import manifest, record
@@ -19,6 +20,7 @@ from asa.config import config
 from asa.errors import WorkError
 from asa.methods import MethodName
 from benchmarks.tables import Recorded, asked, save
+from pretrain.config import PretrainConfig, check
 
 LINES = 30  # log lines of a run
 SHOWN = 10  # of them in the table
@@ -60,11 +62,20 @@ class Found(NamedTuple):
 def half_precision(argv: list[str]) -> None:
     """A pre-training run in fp16 or bf16 beside one in fp32: losses, loss scale, checkpoint, export."""
     request = asked(HalfPrecisionConfig, argv, "half-precision")
+    _check(request)
     with tempfile.TemporaryDirectory() as folder:
         found = {name: measure(request, name, Path(folder) / name) for name in ("fp32", request.precision)}
     text = report(request, found, manifest.read(request.data, "shards", "--data")["length"])
     print(text)
     save(request, "half-precision", argv, text)
+
+
+def _check(request: HalfPrecisionConfig) -> None:
+    """Raises RequestError or WorkError for what the second run would refuse after the first was made."""
+    settings: dict[str, Any] = {"method": request.method, "zero": request.zero, "precision": request.precision}
+    settings |= {"global_batch": request.batch, "micro_batch": request.batch, "steps": request.steps}
+    config = PretrainConfig(data=request.data, model=request.model, out=Path("run"), **settings)
+    check(config, 1, torch.cuda.is_available())
 
 
 def measure(request: HalfPrecisionConfig, precision: str, folder: Path) -> Found:
@@ -107,21 +118,23 @@ def stop(command: list[str], path: Path) -> bool:
             process.send_signal(signal.SIGTERM)  # does nothing where it has ended
             code = process.wait()
         finally:
-            process.kill()
+            process.kill()  # does nothing where it has ended; its ranks end with it
+            process.wait()
         told.seek(0)
-        _check(code if code != 128 + signal.SIGTERM else 0, command, told.read())
+        _refuse(code if code != 128 + signal.SIGTERM else 0, command, told.read())
     return code != 0
 
 
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    _check(done.returncode, command, done.stdout)
+    _refuse(done.returncode, command, done.stdout)
 
 
-def _check(code: int, command: list[str], told: str) -> None:
+def _refuse(code: int, command: list[str], told: str) -> None:
+    """Raises WorkError for a code that is no success."""
     if code:
         said = told.strip().splitlines()
-        raise WorkError(f"a run failed: {said[-1] if said else shlex.join(command)}")
+        raise WorkError(f"a run failed: {said[-1].removeprefix('error: ') if said else shlex.join(command)}")
 
 
 def report(request: HalfPrecisionConfig, found: dict[str, Found], length: int) -> str:

@@ -1,14 +1,20 @@
 """A run in half precision beside one in fp32: what is told of them, and on little data the runs themselves."""
 
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 
 from asa import record
-from asa.errors import WorkError
+from asa.errors import RequestError, WorkError
 from benchmarks.half_precision import Found, HalfPrecisionConfig, half_precision, report, stop
 from tests.pretrain.conftest import model, shards
 
@@ -54,6 +60,34 @@ def test_a_run_that_ends_before_is_no_stopped_one(tmp_path: Path) -> None:
 def test_a_run_that_fails_is_told_by_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(WorkError, match=r"^a run failed: no luck$"):
         stop(program(tmp_path, "sys.exit('first\\nno luck')"), tmp_path / "elsewhere.jsonl")
+
+
+def test_what_the_second_run_would_refuse_is_refused_before_the_first(model: Path, shards: Path) -> None:
+    argv = ["--model", str(model), "--results", "null", "--data"]
+    with pytest.raises(RequestError, match=r"nowhere; give an existing one with --data$"):
+        half_precision([*argv, "nowhere", "--precision", "bf16"])
+    if not torch.cuda.is_available():
+        with pytest.raises(RequestError, match=r"fp16 needs a GPU"):
+            half_precision([*argv, str(shards)])
+
+
+@pytest.mark.slow
+def test_a_stopped_command_stops_its_run(model: Path, shards: Path, tmp_path: Path) -> None:
+    argv = ["--data", str(shards), "--model", str(model), "--precision", "bf16", "--steps", "100000"]
+    command = [sys.executable, "-m", "benchmarks", "half-precision", *argv, "--results", "null"]
+    process = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}, cwd=Path(__file__).parents[2])
+    try:
+        until = time.monotonic() + 120
+        while not list(tmp_path.glob("tmp*/fp32/run/metrics.jsonl")):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+    assert len(started) > 1
+    assert psutil.wait_procs(started, timeout=60)[1] == []
 
 
 @pytest.mark.slow
