@@ -40,5 +40,6 @@ if __name__ == "__main__":
     import cli
 
     # In order, so that what was started ends with it.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for stop in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop, lambda number, _: sys.exit(128 + number))
     cli.main({name: command(name) for name in COMMANDS}, "benchmarks")

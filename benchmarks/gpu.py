@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -37,7 +38,8 @@ SHARES: dict[PartName, int] = {
     "upkeep": 1,
     "methods": 2,
 }
-TESTS = ("pytest", "xdist", "hypothesis")
+TESTS = ("pytest", "xdist", "hypothesis", "triton")
+GRACE = 30  # seconds that a part may take to end what it has started
 
 
 @config
@@ -107,7 +109,7 @@ def gpu(argv: list[str]) -> None:
             save(request, "gpu", argv, report(parts, done))
     print(report(parts, done))
     if wrong := failures(parts, done):
-        raise WorkError(f"not held: {', '.join(wrong)}")
+        raise WorkError(f"not held: {'; '.join(wrong)}")
 
 
 def check(request: GpuConfig) -> None:
@@ -117,6 +119,8 @@ def check(request: GpuConfig) -> None:
     missing = [name for name in TESTS if find_spec(name) is None]
     if {"kernels", "engine"} & set(request.parts) and missing:
         raise RequestError(f"{missing[0]} is not installed: pip install -e '.[dev]', or leave kernels and engine out")
+    if not Path("tests/fused").is_dir():
+        raise RequestError("the tests are not here; give the command in the folder of the checkout")
     for folder in (request.data / "shards", request.data / "task"):
         if {"run", "startup", "upkeep"} & set(request.parts) and not folder.is_dir():
             raise RequestError(f"no {folder}; give a folder made by data_prep build, by --data")
@@ -129,12 +133,12 @@ def commands(name: PartName, request: GpuConfig) -> list[list[str]]:
     model = ["--model", str(request.model), "--results", str(request.results or "null")]
     ours, both = ["--attention", "fused"], ["--attention", "fused,sdpa"]
     shards = ["--data", str(request.data / "shards"), *model]
-    many = ["-n", str(request.jobs), "-m"]
+    many = ["-rs", "-n", str(request.jobs), "-m"]
     engine = ["precision/test_deepspeed.py", "pretrain/test_gpu.py", "fused/test_deepspeed.py", "asa/test_waits.py"]
     of_part: dict[PartName, list[list[str]]] = {
         # The large ones first and alone: they take the GPU's memory and time.
         "kernels": [
-            ["pytest", "tests/fused/test_gpu.py", "-m", "gpu"],
+            ["pytest", "tests/fused/test_gpu.py", "-rs", "-m", "gpu"],
             ["pytest", "tests/fused", *many, "not gpu and not slow"],
         ],
         "steps": [["benchmarks", "step-time", "--methods", "vanilla,asa,stock,twin", *both, *base]],
@@ -154,7 +158,7 @@ def commands(name: PartName, request: GpuConfig) -> list[list[str]]:
 def perform(name: PartName, lines: Sequence[Sequence[str]], limit: float) -> Done:
     """Run a part's commands one after the other, all of them though one fails, and print what they do.
 
-    Args: limit, seconds after which what runs is ended, with all that it has started.
+    Args: limit, seconds after which what runs is asked to end what it has started, and made to end after some more.
     """
     started, told, outcome = time.monotonic(), "", "ok"
     for line in lines:
@@ -171,19 +175,22 @@ def perform(name: PartName, lines: Sequence[Sequence[str]], limit: float) -> Don
 
 def _run(command: list[str], limit: float) -> tuple[int | None, str]:
     """Exit code, None where the limit ended it, and what it printed."""
-    with tempfile.TemporaryFile("w+", errors="replace") as told:
+    # A folder of its own for what it does not remove when it is ended.
+    with tempfile.TemporaryFile("w+", errors="replace") as told, tempfile.TemporaryDirectory() as folder:
+        settings = os.environ | {"TMPDIR": folder}
         # A session of its own, whose processes can be ended together: tests and launchers start some.
-        process = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, env=settings, stdout=told, stderr=subprocess.STDOUT, start_new_session=True)
         code: int | None = None
         try:
             code = process.wait(max(0.0, limit))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            time.sleep(1)
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
         finally:
-            if code is None:
+            with suppress(ProcessLookupError):  # none is left
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
         told.seek(0)
         return code, told.read()
 

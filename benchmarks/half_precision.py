@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -24,6 +26,7 @@ from pretrain.config import PretrainConfig, check
 
 LINES = 30  # log lines of a run
 SHOWN = 10  # of them in the table
+GRACE = 20  # seconds that a run may take to end in order
 
 
 @config
@@ -50,12 +53,11 @@ class HalfPrecisionConfig(Recorded):
 
 class Found(NamedTuple):
     """A run. train, evals: the record's events, of a run that was stopped and continued once. resumed: the step after
-    which it was; None where it came to its end before it could be stopped. exported: held-out loss of the export, read
-    anew."""
+    which it was. exported: held-out loss of the export, read anew."""
 
     train: list[dict[str, Any]]
     evals: list[dict[str, Any]]
-    resumed: int | None
+    resumed: int
     exported: float
 
 
@@ -79,20 +81,22 @@ def _check(request: HalfPrecisionConfig) -> None:
 
 
 def measure(request: HalfPrecisionConfig, precision: str, folder: Path) -> Found:
-    """Raises WorkError where one of the commands fails."""
+    """Raises WorkError where one of the commands fails, and where the run is over before it is stopped."""
     run, export = folder / "run", folder / "export"
     command = [*_pretrain(request, run), "--method", request.method, "--precision", precision]
     command += ["--steps", str(request.steps)]
     if stop(command, run / record.NAME):
         _run(command)
+    events = record.read(run / record.NAME)
+    resumed = [one["step"] for one in events if one["event"] == "resume"]
+    if not resumed:
+        raise WorkError(f"the run in {precision} ended before it could be stopped; raise --steps")
     _run([sys.executable, "-m", "pretrain", "export", "--checkpoint", str(run), "--out", str(export)])
     again = folder / "again"
     _run([*_pretrain(request, again, export), "--method", "vanilla", "--steps", "1"])
-    events = record.read(run / record.NAME)
     train, evals = ([one for one in events if one["event"] == kind] for kind in ("train", "eval"))
     first = next(one for one in record.read(again / record.NAME) if one["event"] == "eval")
-    resumed = [one["step"] for one in events if one["event"] == "resume"]
-    return Found(train, evals, resumed[0] if resumed else None, first["heldout_loss"])
+    return Found(train, evals, resumed[0], first["heldout_loss"])
 
 
 def _pretrain(request: HalfPrecisionConfig, out: Path, model: Path | None = None) -> list[str]:
@@ -110,30 +114,42 @@ def stop(command: list[str], path: Path) -> bool:
 
     path: the run's record. Raises WorkError where the run fails.
     """
-    with tempfile.TemporaryFile("w+") as told:
-        process = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT)
-        try:
-            while process.poll() is None and not any(one.get("event") == "train" for one in record.parsed(path)):
-                time.sleep(0.02)
-            process.send_signal(signal.SIGTERM)  # does nothing where it has ended
-            code = process.wait()
-        finally:
-            process.kill()  # does nothing where it has ended; its ranks end with it
-            process.wait()
-        told.seek(0)
-        _refuse(code if code != 128 + signal.SIGTERM else 0, command, told.read())
+    with _started(command) as (process, told):
+        while process.poll() is None and not any(one.get("event") == "train" for one in record.parsed(path)):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)  # does nothing where it has ended
+        code = process.wait()
+        _refuse(code if code != 128 + signal.SIGTERM else 0, command, told)
     return code != 0
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    _refuse(done.returncode, command, done.stdout)
+    with _started(command) as (process, told):
+        _refuse(process.wait(), command, told)
 
 
-def _refuse(code: int, command: list[str], told: str) -> None:
+@contextmanager
+def _started(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO[str]]]:
+    """A process and the file of what it prints. Left before its end, it is asked to end, as a run does with its ranks,
+    and made to after a while."""
+    with tempfile.TemporaryFile("w+", errors="replace") as told:
+        process = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT)
+        try:
+            yield process, told
+        finally:
+            process.terminate()
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _refuse(code: int, command: list[str], told: IO[str]) -> None:
     """Raises WorkError for a code that is no success."""
     if code:
-        said = told.strip().splitlines()
+        told.seek(0)
+        said = told.read().strip().splitlines()
         raise WorkError(f"a run failed: {said[-1].removeprefix('error: ') if said else shlex.join(command)}")
 
 
@@ -147,7 +163,7 @@ def report(request: HalfPrecisionConfig, found: dict[str, Found], length: int) -
     ]
     pairs = list(zip(full.train, half.train, strict=True))
     step = max(1, -(-len(pairs) // SHOWN))
-    for one, other in pairs[step - 1 :: step]:
+    for one, other in pairs[(len(pairs) - 1) % step :: step]:
         line = f"{one['step']:6d}{one['task']:10.4f}{other['task']:10.4f}"
         lines.append(line + f"{other['loss_scale']:12.0f}{other['skipped']:10d}")
     apart = mean(other["task"] - one["task"] for one, other in pairs)
@@ -155,7 +171,7 @@ def report(request: HalfPrecisionConfig, found: dict[str, Found], length: int) -
     for name, run in found.items():
         ends = [run.evals[place]["heldout_loss"] for place in (0, -1)]
         told = f"{name}: held-out loss {ends[0]:.4f} before, {ends[1]:.4f} after, {run.exported:.4f} of the export"
-        told += f"; stopped after step {run.resumed} and continued" if run.resumed else "; ended before it was stopped"
-        rate = median(one["tokens_per_s"] for one in run.train if "tokens_per_s" in one)
-        lines.append(f"{told}; {rate:.0f} tokens a second")
+        told += f"; stopped after step {run.resumed} and continued"
+        rates = [one["tokens_per_s"] for one in run.train if "tokens_per_s" in one]  # none of a process's first step
+        lines.append(f"{told}; {f'{median(rates):.0f}' if rates else '-'} tokens a second")
     return "\n".join(lines)

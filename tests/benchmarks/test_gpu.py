@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +107,20 @@ def test_a_part_goes_on_after_a_command_that_fails(capfd: pytest.CaptureFixture[
 
 
 def test_a_part_out_of_time_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import pathlib, subprocess, time\nchild = subprocess.Popen(['sleep', '600'])\n"
+    program = "import pathlib, subprocess, time\nchild = subprocess.Popen(['sh', '-c', 'trap \"\" TERM; sleep 600'])\n"
     program += f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\nprint('begun', flush=True)\n"
     (tmp_path / "lasting.py").write_text(program + "time.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = perform("run", [["lasting"], ["platform"]], 3)
     assert (done.outcome, done.told) == ("out of time", "begun\n")
-    child = int((tmp_path / "pid").read_text())
+    _gone(int((tmp_path / "pid").read_text()))
+
+
+def _gone(child: int) -> None:
     until = time.monotonic() + 10
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until, "the part's child lives on"
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < until, "the part's child lives on"
 
 
 def test_parts_are_done_in_the_order_given_and_the_page_tells_of_them(
@@ -132,11 +137,13 @@ def test_parts_are_done_in_the_order_given_and_the_page_tells_of_them(
     assert "The Zen of Python" in capsys.readouterr().out
 
 
-def test_each_part_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = dict[str, float]()
+def test_each_part_has_its_share_of_the_time_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the page tells of each when the next begins."""
+    limits, pages = dict[str, float](), list[int]()
 
     def take(name: Any, lines: object, limit: float) -> Done:
         limits[name] = limit
+        pages.append(sum(path.read_text().count(" ok ") for path in tmp_path.glob("gpu_*.md")))
         now[0] += {"kernels": 60, "steps": 30}.get(name, limit)
         return Done("ok", 1.0, "")
 
@@ -144,10 +151,36 @@ def test_each_part_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.Mo
     monkeypatch.setattr(gpu, "check", lambda request: None)
     monkeypatch.setattr(gpu, "perform", take)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    argv = ["--data", "d", "--model", "m", "--minutes", "7", "--results", "null"]
-    with pytest.raises(WorkError, match=r"^not held: vanilla, MFU in %, length 256, "):
+    argv = ["--data", "d", "--model", "m", "--minutes", "7", "--results", str(tmp_path)]
+    with pytest.raises(WorkError, match=r"^not held: vanilla, MFU in %, length 256; ASA / vanilla"):
         gpu.gpu([*argv, "--parts", "kernels,steps,memory"])
     assert limits == {"kernels": 60 * 4, "steps": 60 * 6 * 2 / 3, "memory": 60 * 5.5}
+    assert pages == [0, 1, 2]
+
+
+def test_the_commands_of_a_part_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = [0.0], list[float]()
+
+    def run(command: list[str], limit: float) -> tuple[int | None, str]:
+        limits.append(limit)
+        now[0] += 20
+        return (0 if len(limits) < 2 else None), ""
+
+    monkeypatch.setattr(gpu, "_run", run)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    assert perform("kernels", [["a"], ["b"], ["c"]], 30).outcome == "out of time"
+    assert limits == [30, 10]
+
+
+def test_what_a_part_leaves_behind_is_ended_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import subprocess, tempfile\nchild = subprocess.Popen(['sleep', '600'])\nprint(child.pid)\n"
+    (tmp_path / "leaving.py").write_text(program + "print(tempfile.mkdtemp())\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = perform("run", [["leaving"]], 60)
+    child, folder = done.told.split()
+    assert done.outcome == "ok"
+    assert not Path(folder).exists()
+    _gone(int(child))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
@@ -165,6 +198,9 @@ def test_what_the_parts_need_is_looked_at_first(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(Exception, match=r"^no .*/shards; give a folder made by data_prep build, by --data$"):
         gpu.check(request)
     gpu.check(GpuConfig(data=tmp_path, model=tmp_path, parts=("steps",)))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exception, match=r"in the folder of the checkout$"):
+        gpu.check(GpuConfig(data=tmp_path, model=tmp_path, parts=("steps",)))
     monkeypatch.setattr(gpu, "TESTS", ("no_such_module",))
     with pytest.raises(Exception, match=r"^no_such_module is not installed: "):
         gpu.check(GpuConfig(data=tmp_path, model=tmp_path, parts=("engine",)))

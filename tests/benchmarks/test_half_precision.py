@@ -21,7 +21,7 @@ from tests.pretrain.conftest import model, shards
 __all__ = ["model", "shards"]  # fixtures
 
 
-def run(losses: list[float], scale: float, resumed: int | None) -> Found:
+def run(losses: list[float], scale: float, resumed: int) -> Found:
     """A run whose log lines have these losses."""
     train = [
         {"step": 5 * n, "task": loss, "loss_scale": scale, "skipped": 2, "tokens_per_s": 1000.0 * n}
@@ -32,13 +32,27 @@ def run(losses: list[float], scale: float, resumed: int | None) -> Found:
 
 def test_losses_stand_beside_each_other_with_their_mean_distance() -> None:
     request = HalfPrecisionConfig(data=Path("d"), model=Path("m"), steps=15)
-    found = {"fp32": run([3.0, 2.0, 1.0], 1, 5), "fp16": run([3.5, 2.0, 1.1], 65536, None)}
+    found = {"fp32": run([3.0, 2.0, 1.0], 1, 5), "fp16": run([3.5, 2.0, 1.1], 65536, 10)}
     lines = report(request, found, 128).splitlines()
     assert lines[2].split() == ["5", "3.0000", "3.5000", "65536", "2"]
     assert lines[5] == "fp16 - fp32, mean over 3 log lines: +0.2000"
     ends = "held-out loss 9.0000 before, 4.5000 after, 4.2500 of the export"
     assert lines[6] == f"fp32: {ends}; stopped after step 5 and continued; 2000 tokens a second"
-    assert lines[7] == f"fp16: {ends}; ended before it was stopped; 2000 tokens a second"
+    assert lines[7] == f"fp16: {ends}; stopped after step 10 and continued; 2000 tokens a second"
+
+
+def test_of_many_lines_some_are_shown_the_last_among_them() -> None:
+    request = HalfPrecisionConfig(data=Path("d"), model=Path("m"), steps=125)
+    found = {name: run([9.0 - n / 10 for n in range(25)], 1, 5) for name in ("fp32", "fp16")}
+    lines = report(request, found, 128).splitlines()
+    assert [int(line.split()[0]) for line in lines[2:-3]] == [5, 20, 35, 50, 65, 80, 95, 110, 125]
+
+
+def test_steps_that_were_not_timed_have_no_rate() -> None:
+    one = run([3.0], 1, 5)
+    del one.train[0]["tokens_per_s"]
+    told = report(HalfPrecisionConfig(data=Path("d"), model=Path("m")), {"fp32": one, "fp16": one}, 128)
+    assert told.endswith("; - tokens a second")
 
 
 def program(folder: Path, then: str) -> list[str]:
