@@ -35,11 +35,16 @@ def command(name: str) -> Callable[[list[str]], None]:
     return run
 
 
+def end_in_order() -> None:
+    """Make SIGTERM and SIGHUP an exit in order, so that what was started ends too; not what nohup has ignored."""
+    for stop in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(stop) != signal.SIG_IGN:
+            signal.signal(stop, lambda number, _: sys.exit(128 + number))
+
+
 if __name__ == "__main__":
     # Here, because worker processes import this file again and need none of it.
     import cli
 
-    # In order, so that what was started ends with it.
-    for stop in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stop, lambda number, _: sys.exit(128 + number))
+    end_in_order()
     cli.main({name: command(name) for name in COMMANDS}, "benchmarks")

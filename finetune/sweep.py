@@ -213,7 +213,7 @@ def _fresh(config: FinetuneConfig) -> Iterator[str]:
     without = [name for name, folder in config.models.items() if not (folder / ADVERSARY_FILE).is_file()]
     if config.adversary == "exported" and methods and without:
         models = ", ".join(without)
-        yield f"--adversary exported: no {ADVERSARY_FILE} in {models}, where {', '.join(methods)} begin with fresh ones"
+        yield f"--adversary exported: no {ADVERSARY_FILE} in {models}, where those of {', '.join(methods)} are fresh"
 
 
 def tasks_of(config: FinetuneConfig) -> dict[str, Task]:

@@ -1,5 +1,6 @@
 """The command line of the benchmarks, before any of them is imported."""
 
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -27,3 +28,14 @@ def test_a_command_is_run() -> None:
     command = [sys.executable, "-m", "benchmarks", "reader", "--nope", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: unknown key 'nope'; --help lists all keys\n")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_an_exit_in_order_unless_it_is_ignored(stop: signal.Signals) -> None:
+    program = "import os, signal\nfrom benchmarks.__main__ import end_in_order\n{before}\nend_in_order()\n"
+    program += f"try:\n    os.kill(os.getpid(), {int(stop)})\n    print('goes on')\nfinally:\n    print('in order')\n"
+    ignored = f"signal.signal({int(stop)}, signal.SIG_IGN)"
+    for before, code, said in (("", 128 + stop, "in order\n"), (ignored, 0, "goes on\nin order\n")):
+        command = [sys.executable, "-c", program.format(before=before)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (code, said)

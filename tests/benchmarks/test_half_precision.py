@@ -15,6 +15,7 @@ import torch
 
 from asa import record
 from asa.errors import RequestError, WorkError
+from benchmarks import half_precision as half
 from benchmarks.half_precision import Found, HalfPrecisionConfig, half_precision, report, stop
 from tests.pretrain.conftest import model, shards
 
@@ -69,6 +70,13 @@ def test_a_run_is_stopped_after_its_first_line(tmp_path: Path) -> None:
 
 def test_a_run_that_ends_before_is_no_stopped_one(tmp_path: Path) -> None:
     assert not stop(program(tmp_path, ""), tmp_path / "elsewhere.jsonl")
+
+
+def test_a_run_too_short_to_be_stopped_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half, "stop", lambda command, path: False)
+    request = HalfPrecisionConfig(data=Path("d"), model=Path("m"), steps=2)
+    with pytest.raises(WorkError, match=r"^the run in fp16 ended before it could be stopped; raise --steps$"):
+        half.measure(request, "fp16", tmp_path)
 
 
 def test_a_run_that_fails_is_told_by_its_last_line(tmp_path: Path) -> None:

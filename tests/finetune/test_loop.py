@@ -254,7 +254,7 @@ def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(
         pairs = zip(found.parameters(), adversary.parameters(), strict=True)
         assert all(torch.equal(mine, theirs) for mine, theirs in pairs) == same
     (note,) = Sweep(given(**wanted, methods=["asa", "vanilla"])).notes
-    assert note == "--adversary exported: no adversary.safetensors in tiny, where asa begin with fresh ones"
+    assert note == "--adversary exported: no adversary.safetensors in tiny, where those of asa are fresh"
     assert Sweep(given(**wanted, methods=["vanilla"])).notes == []
     sweep(given(**wanted, methods=["asa", "vanilla"]))
     starts = [events(tmp_path / "runs", f"{name}-asa-0")[0] for name in ("asa", "tiny")]
