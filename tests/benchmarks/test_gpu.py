@@ -92,6 +92,7 @@ def test_every_part_is_a_command_that_is_taken(part: Any) -> None:
             request = asked(line)
             assert request.results == REQUEST.results
             assert not isinstance(request, CasesConfig) or request.batch == (64,)
+            assert not isinstance(request, HalfPrecisionConfig) or request.precision == "fp16"
         else:
             files = [word for word in line if word.startswith("tests/")]
             assert files
@@ -194,9 +195,9 @@ def test_without_a_gpu_it_is_a_wrong_request(tmp_path: Path) -> None:
 
 def test_what_the_parts_need_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    request = GpuConfig(data=tmp_path, model=tmp_path, parts=("steps", "run"))
-    with pytest.raises(Exception, match=r"^no .*/shards; give a folder made by data_prep build, by --data$"):
-        gpu.check(request)
+    for part in ("run", "startup", "upkeep"):
+        with pytest.raises(Exception, match=r"^no .*/shards; give a folder made by data_prep build, by --data$"):
+            gpu.check(GpuConfig(data=tmp_path, model=tmp_path, parts=("steps", part)))
     gpu.check(GpuConfig(data=tmp_path, model=tmp_path, parts=("steps",)))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Exception, match=r"in the folder of the checkout$"):
