@@ -23,8 +23,8 @@ class Misread(ValueError):
 
 
 class Loader(yaml.SafeLoader):
-    """YAML without what would be read otherwise than it looks: a key given twice, 010 for 8, 1:30 for 90, the
-    name no for a truth."""
+    """YAML without what would be read otherwise than it looks: a key given twice, 010 for 8, 1:30 for 90 (or
+    1:30.5), the name no for a truth."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -39,10 +39,20 @@ class Loader(yaml.SafeLoader):
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         number = super().construct_yaml_int(node)
-        if ":" in node.value or re.match(r"[-+]?0[\d_]", node.value):
-            line = node.start_mark.line + 1
-            raise Misread(f"line {line}: {node.value} would be {number}; write {number}, or {node.value!r}")
+        _refuse_other(node, number, ":" in node.value or re.match(r"[-+]?0[\d_]", node.value) is not None)
         return number
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        number = super().construct_yaml_float(node)
+        _refuse_other(node, number, ":" in node.value)
+        return number
+
+
+def _refuse_other(node: yaml.ScalarNode, number: float, other: bool) -> None:
+    """Raises Misread where a number is other than it looks."""
+    if other:
+        line = node.start_mark.line + 1
+        raise Misread(f"line {line}: {node.value} would be {number}; write {number}, or {node.value!r}")
 
 
 # Times stay text, as the parser has them.
@@ -51,6 +61,7 @@ Loader.yaml_implicit_resolvers = {
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_yaml_float)
 # 1e-5 and 1.5e5 are numbers, as the parser has them, where YAML 1.1 asks for a point and a sign.
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
 Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
@@ -88,7 +99,7 @@ def keys_of(file: Path) -> dict[str, Any]:
     """What a YAML file holds. Raises RequestError where that is not keys with their values."""
     try:
         read = yaml.load(file.read_bytes().decode(), Loader=Loader)
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         why = " ".join(str(error).split())
         raise RequestError(f"{file} is no UTF-8 YAML of keys and values ({why}); mend it or set --config") from None
     if not isinstance(read, dict):
@@ -106,20 +117,21 @@ def names_of(cls: Any, contents: Sequence[str]) -> str | None:
     for content in contents:
         file = Path(content) if os.path.isfile(content) else None
         keys, folder = keys_of(file) if file else _read(content), file.parent if file else Path()
-        _refuse_both(cls, keys, folder, file or "--config")
+        _refuse_both(cls, keys, file or "--config")
         found = _added(cls, found, keys, folder)
     return as_yaml(found) if found else None
 
 
-def _refuse_both(cls: Any, keys: dict[str, Any], folder: Path, where: object) -> None:
-    """Raises RequestError for a group's file beside a dotted key of the group, for which the parser would drop it."""
+def _refuse_both(cls: Any, keys: dict[str, Any], where: object) -> None:
+    """Raises RequestError for a group's file or text beside a dotted key of the group, for which the parser would drop
+    it, though there is no such file."""
     hints = get_type_hints(cls)
     for key in keys:
         group, dot, _ = key.partition(".")
         given = keys.get(group)
-        if dot and isinstance(given, str) and is_dataclass(hints.get(group)) and os.path.isfile(folder / given):
+        if dot and isinstance(given, str) and is_dataclass(hints.get(group)):
             other = f"{group}: {given}"
-            raise RequestError(f"{where} has {other} and {key}, which would take its place; put {key} into that file")
+            raise RequestError(f"{where} has {other} and {key}, which would take its place; put {key} into the former")
 
 
 def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def _open_pickle(file: Path) -> None:
 
 def _read_json(path: Path, flag: str) -> dict[str, Any]:
     found: Any = None
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         found = json.loads(path.read_text())
     if not isinstance(found, dict):
         raise RequestError(f"{path} is damaged: it is no JSON object; give a complete folder by {flag}")

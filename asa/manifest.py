@@ -105,41 +105,47 @@ def written(folder: Path, kind: str) -> dict[str, Any] | None:
 
     Raises: WorkError where the manifest is damaged or of an older version.
     """
-    path = folder / NAME
-    if not path.is_file():
-        return None
-    try:
-        content: Any = json.loads(path.read_bytes())
-    except ValueError:
-        raise WorkError(f"{path} is damaged: it is no JSON; make the folder anew or remove the file") from None
-    return _content(folder, kind, "")["facts"] if _is_of(content, (kind,)) else None
+    content = _ours(folder)
+    return content["facts"] if content and content["kind"] == kind else None
 
 
 def unchanged(path: Path, kinds: Collection[str]) -> str:
     """The sha256 of a file. Raises WorkError where its folder, or the one around it, was finished as one of `kinds`
     with another content of that file."""
     sha256 = file_sha256(path)
-    whole = Path(os.path.abspath(path))
-    for folder in (whole.parent, whole.parent.parent) if kinds else ():
-        listed = _files_of(folder, kinds).get(whole.relative_to(folder).as_posix())
-        if listed is not None and listed["sha256"] != sha256:
-            raise WorkError(
-                f"{path} is damaged: its sha256 is not the one in {NAME}; restore it or, if the change is yours, remove"
-                f" {folder / NAME}"
-            )
+    # Where it is named and where it lies: a link leads to a part of an export as well.
+    for whole in dict.fromkeys((Path(os.path.abspath(path)), path.resolve())) if kinds else ():
+        for folder in (whole.parent, whole.parent.parent):
+            content = _ours(folder, outer=folder != whole.parent)
+            files: dict[str, Any] = content["files"] if content and content["kind"] in kinds else {}
+            listed = files.get(whole.relative_to(folder).as_posix())
+            if listed is not None and listed["sha256"] != sha256:
+                raise WorkError(
+                    f"{path} is damaged: its sha256 is not the one in {NAME}; restore it or, if the change is yours,"
+                    f" remove {folder / NAME}"
+                )
     return sha256
 
 
-def _files_of(folder: Path, kinds: Collection[str]) -> dict[str, Any]:
-    """What the manifest of a folder of these kinds lists; nothing without one, and for another program's."""
+def _ours(folder: Path, outer: bool = False) -> dict[str, Any] | None:
+    """The manifest of a folder that was finished here, whatever its kind; None without one and for another program's.
+
+    Args: outer, that the folder is only around the one that counts, so that what cannot be read is another's.
+    Raises: WorkError where it is damaged, be it by one byte, or of an older version.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        return None
     content: Any = None
-    with suppress(ValueError, RecursionError, OSError):
-        content = json.loads((folder / NAME).read_bytes())
-    return _content(folder, content["kind"], "")["files"] if _is_of(content, kinds) else {}
-
-
-def _is_of(content: Any, kinds: Collection[str]) -> bool:
-    return isinstance(content, dict) and {"kind", "facts", "files"} <= content.keys() and content["kind"] in kinds
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError, OSError) as error:
+        if not outer:
+            why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is damaged: it is no JSON"
+            raise WorkError(f"{path} {why}; make the folder anew or remove the file") from None
+    # One byte that is changed leaves three of the four keys.
+    ours = sum(key in content for key in ("kind", "facts", "files", _SIGNATURE)) if isinstance(content, dict) else 0
+    return _content(folder, "data", "") if ours >= 3 else None
 
 
 def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
@@ -167,7 +173,7 @@ def _content(folder: Path, kind: str, flag: str) -> dict[str, Any]:
         text = path.read_bytes().decode()
         content = json.loads(text)
         signature = content.pop(_SIGNATURE, None)
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise WorkError(f"{path} is damaged: it is no manifest; {mend}") from None
     if signature is None:
         raise WorkError(f"{path} lacks its {_SIGNATURE}: made by an older version, or damaged; {mend}")

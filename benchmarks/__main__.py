@@ -4,6 +4,7 @@ import ast
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -36,10 +37,20 @@ def command(name: str) -> Callable[[list[str]], None]:
 
 
 def end_in_order() -> None:
-    """Make SIGTERM and SIGHUP an exit in order, so that what was started ends too; not what nohup has ignored."""
+    """Make SIGTERM and SIGHUP the end of what was started and an exit in order; not what nohup has ignored."""
     for stop in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(stop) != signal.SIG_IGN:
-            signal.signal(stop, lambda number, _: sys.exit(128 + number))
+            signal.signal(stop, _end)
+
+
+def _end(number: int, _: object) -> None:
+    """Asks all processes below this one to end: whoever has started one waits for it, some for as long as it works."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -162,8 +162,11 @@ def perform(name: PartName, lines: Sequence[Sequence[str]], limit: float) -> Don
     """
     started, told, outcome = time.monotonic(), "", "ok"
     for line in lines:
+        if (left := limit - (time.monotonic() - started)) <= 0:
+            outcome = "out of time"
+            break
         print(f"== {name}: python -m {shlex.join(line)}", flush=True)
-        code, said = _run([sys.executable, "-m", *line], limit - (time.monotonic() - started))
+        code, said = _run([sys.executable, "-m", *line], left)
         print(said, flush=True)
         told += said
         if code is None:
@@ -182,7 +185,7 @@ def _run(command: list[str], limit: float) -> tuple[int | None, str]:
         process = subprocess.Popen(command, env=settings, stdout=told, stderr=subprocess.STDOUT, start_new_session=True)
         code: int | None = None
         try:
-            code = process.wait(max(0.0, limit))
+            code = process.wait(limit)
         except subprocess.TimeoutExpired:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):

@@ -2,17 +2,13 @@
 stop on the way, the same command again, and an export, from which a last run reads the held-out loss anew.
 """
 
-import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
-from typing import IO, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -21,12 +17,12 @@ from asa import manifest, record
 from asa.config import config
 from asa.errors import WorkError
 from asa.methods import MethodName
+from benchmarks.commands import printed, refuse, started
 from benchmarks.tables import Recorded, asked, save
 from pretrain.config import PretrainConfig, check
 
 LINES = 30  # log lines of a run
 SHOWN = 10  # of them in the table
-GRACE = 20  # seconds that a run may take to end in order
 
 
 @config
@@ -64,19 +60,19 @@ class Found(NamedTuple):
 def half_precision(argv: list[str]) -> None:
     """A pre-training run in fp16 or bf16 beside one in fp32: losses, loss scale, checkpoint, export."""
     request = asked(HalfPrecisionConfig, argv, "half-precision")
-    _check(request)
     with tempfile.TemporaryDirectory() as folder:
+        _check(request, Path(folder) / "run")
         found = {name: measure(request, name, Path(folder) / name) for name in ("fp32", request.precision)}
     text = report(request, found, manifest.read(request.data, "shards", "--data")["length"])
     print(text)
     save(request, "half-precision", argv, text)
 
 
-def _check(request: HalfPrecisionConfig) -> None:
+def _check(request: HalfPrecisionConfig, out: Path) -> None:
     """Raises RequestError or WorkError for what the second run would refuse after the first was made."""
     settings: dict[str, Any] = {"method": request.method, "zero": request.zero, "precision": request.precision}
     settings |= {"global_batch": request.batch, "micro_batch": request.batch, "steps": request.steps}
-    config = PretrainConfig(data=request.data, model=request.model, out=Path("run"), **settings)
+    config = PretrainConfig(data=request.data, model=request.model, out=out, **settings)
     check(config, 1, torch.cuda.is_available())
 
 
@@ -86,14 +82,14 @@ def measure(request: HalfPrecisionConfig, precision: str, folder: Path) -> Found
     command = [*_pretrain(request, run), "--method", request.method, "--precision", precision]
     command += ["--steps", str(request.steps)]
     if stop(command, run / record.NAME):
-        _run(command)
+        printed(command)
     events = record.read(run / record.NAME)
     resumed = [one["step"] for one in events if one["event"] == "resume"]
     if not resumed:
         raise WorkError(f"the run in {precision} ended before it could be stopped; raise --steps")
-    _run([sys.executable, "-m", "pretrain", "export", "--checkpoint", str(run), "--out", str(export)])
+    printed([sys.executable, "-m", "pretrain", "export", "--checkpoint", str(run), "--out", str(export)])
     again = folder / "again"
-    _run([*_pretrain(request, again, export), "--method", "vanilla", "--steps", "1"])
+    printed([*_pretrain(request, again, export), "--method", "vanilla", "--steps", "1"])
     train, evals = ([one for one in events if one["event"] == kind] for kind in ("train", "eval"))
     first = next(one for one in record.read(again / record.NAME) if one["event"] == "eval")
     return Found(train, evals, resumed[0], first["heldout_loss"])
@@ -114,43 +110,13 @@ def stop(command: list[str], path: Path) -> bool:
 
     path: the run's record. Raises WorkError where the run fails.
     """
-    with _started(command) as (process, told):
+    with started(command) as (process, told):
         while process.poll() is None and not any(one.get("event") == "train" for one in record.parsed(path)):
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)  # does nothing where it has ended
         code = process.wait()
-        _refuse(code if code != 128 + signal.SIGTERM else 0, command, told)
+        refuse(code if code != 128 + signal.SIGTERM else 0, command, told)
     return code != 0
-
-
-def _run(command: list[str]) -> None:
-    with _started(command) as (process, told):
-        _refuse(process.wait(), command, told)
-
-
-@contextmanager
-def _started(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO[str]]]:
-    """A process and the file of what it prints. Left before its end, it is asked to end, as a run does with its ranks,
-    and made to after a while."""
-    with tempfile.TemporaryFile("w+", errors="replace") as told:
-        process = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT)
-        try:
-            yield process, told
-        finally:
-            process.terminate()
-            try:
-                process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _refuse(code: int, command: list[str], told: IO[str]) -> None:
-    """Raises WorkError for a code that is no success."""
-    if code:
-        told.seek(0)
-        said = told.read().strip().splitlines()
-        raise WorkError(f"a run failed: {said[-1].removeprefix('error: ') if said else shlex.join(command)}")
 
 
 def report(request: HalfPrecisionConfig, found: dict[str, Found], length: int) -> str:

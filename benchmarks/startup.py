@@ -9,7 +9,6 @@ checkpoints cost is told by `upkeep`.
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from asa import manifest
 from asa.config import config
 from asa.errors import RequestError, WorkError
 from asa.methods import MethodName
+from benchmarks.commands import printed
 from benchmarks.tables import Recorded, asked, save
 
 BARE = "import torch, transformers"
@@ -75,7 +75,7 @@ def measure(request: StartupConfig) -> tuple[dict[str, list[Started]], list[floa
     bare: list[float] = []
     for _ in range(request.rounds):
         began = time.perf_counter()
-        _run([sys.executable, "-c", BARE], {})
+        printed([sys.executable, "-c", BARE])
         bare.append(time.perf_counter() - began)
         for stage, found in runs.items():
             with tempfile.TemporaryDirectory() as folder:
@@ -100,27 +100,18 @@ def arguments(request: StartupConfig, stage: str, out: Path) -> list[str]:
 def start(stage: str, flags: list[str], told: Path) -> Started:
     """One run, from the launcher's command to its end."""
     began = time.time()
-    shown = _run([sys.executable, "-m", "launch", stage, *flags, "--dry_run", "true"], {})
+    shown = printed([sys.executable, "-m", "launch", stage, *flags, "--dry_run", "true"])
     words = shlex.split(next(line for line in shown.splitlines() if line.startswith("$ "))[2:])
     count = next(index for index, word in enumerate(words) if "=" not in word)
     settings, command = dict(word.split("=", 1) for word in words[:count]), words[count:]
     module = command.index(stage)
     command[module : module + 2] = ["benchmarks.startup_run", stage, str(told)]
-    _run(command, settings)
+    printed(command, settings)
     found = json.loads(told.read_text())
     if not found["steps"]:
         raise WorkError(f"{stage} made one step alone, after which nothing is timed; lower --batch")
     until = dict.fromkeys(PARTS, 0.0) | found["until"] | {"launch": found["created"] - began}
     return Started(until, found["later"], found["steps"], found["evaluations"])
-
-
-def _run(command: list[str], settings: dict[str, str]) -> str:
-    """What a command prints. Raises WorkError where it fails."""
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise WorkError(f"a run failed: {said[-1] if said else shlex.join(command)}")
-    return done.stdout
 
 
 def report(request: StartupConfig, runs: dict[str, list[Started]], bare: list[float]) -> str:

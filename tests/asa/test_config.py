@@ -450,6 +450,12 @@ def test_a_groups_file_beside_a_dotted_key_of_it_is_refused(tmp_path: Path) -> N
     (tmp_path / "a.yaml").write_text("inner: inner.yaml\ninner.marks: {a: x}\n")
     with pytest.raises(RequestError, match=r"a.yaml has inner: inner.yaml and inner.marks, .* put inner.marks into"):
         parse(Outer, ["--folder", "f", "--config", str(tmp_path / "a.yaml")], "prog")
+    (tmp_path / "b.yaml").write_text("inner: inner.yml\ninner.rate: 0.5\n")  # no such file
+    with pytest.raises(RequestError, match=r"b.yaml has inner: inner.yml and inner.rate, which would take its place"):
+        parse(Outer, ["--folder", "f", "--config", str(tmp_path / "b.yaml")], "prog")
+    (tmp_path / "c.yaml").write_text("inner: '{rate: 0.25}'\ninner.marks: {a: x}\n")
+    with pytest.raises(RequestError, match=r"c.yaml has inner: \{rate: 0.25\} and inner.marks, which"):
+        parse(Outer, ["--folder", "f", "--config", str(tmp_path / "c.yaml")], "prog")
     inline = f"{{inner: {tmp_path / 'inner.yaml'}, inner.marks: {{a: x}}}}"
     with pytest.raises(RequestError, match=r"--config has inner: .* put inner.marks into"):
         parse(Outer, ["--folder", "f", "--config", inline], "prog")
@@ -458,6 +464,24 @@ def test_a_groups_file_beside_a_dotted_key_of_it_is_refused(tmp_path: Path) -> N
 def test_a_groups_text_may_be_longer_than_a_files_name(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"inner: '{{\"rate\": 0.25{' ' * 300}}}'\n")
     assert parse(Outer, ["--folder", "f", "--config", str(tmp_path / "a.yaml")], "prog").inner.rate == 0.25
+
+
+def test_text_beside_a_dotted_key_whose_first_part_is_no_group_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("folder: f\nnumbers: {a: 1}\nnumbers.b: 2\n")
+    assert parse(Outer, ["--config", str(tmp_path / "a.yaml")], "prog").numbers == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("text", ["0:0.01", "1:30.5", "190:20:30.15"])
+def test_what_counts_in_sixties_is_no_number(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"folder: f\ninner: {{rate: {text}}}\n")
+    with pytest.raises(RequestError, match=rf"line 2: {text} would be [\d.]+; write [\d.]+, or '{text}'"):
+        parse(Outer, ["--config", str(tmp_path / "a.yaml")], "prog")
+
+
+def test_a_file_of_thousands_of_brackets_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"inner: {'[' * 3000 + ']' * 3000}\n")
+    with pytest.raises(RequestError, match=r"a.yaml is no UTF-8 YAML of keys and values \(maximum recursion depth"):
+        parse(Outer, ["--folder", "f", "--config", str(tmp_path / "a.yaml")], "prog")
 
 
 def test_exponents_are_numbers_in_every_form(tmp_path: Path) -> None:

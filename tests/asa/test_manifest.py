@@ -342,10 +342,56 @@ def test_what_was_written_is_told_of_ours_alone_and_whatever_its_files_are_by_no
     assert manifest.written(tmp_path, "fruit") == {"peel": 1}
     assert manifest.written(tmp_path, "nut") is manifest.written(tmp_path / "none", "fruit") is None
     path = tmp_path / manifest.NAME
-    text = path.read_text()
     path.write_text('{"kind": "fruit", "name": "of another program"}')
     assert manifest.written(tmp_path, "fruit") is None
-    for damaged in (text[:-20], text.replace('"peel": 1', '"peel": 2')):
-        path.write_text(damaged)
-        with pytest.raises(WorkError, match="is damaged"):
+
+
+def test_every_byte_counts_for_what_was_written_and_for_what_is_unchanged(tmp_path: Path) -> None:
+    """A kind, too, or a key by which a manifest is known for ours."""
+    (tmp_path / "a.safetensors").write_text("1")
+    manifest.write(tmp_path, "fruit", {"peel": 1})
+    (tmp_path / "a.safetensors").write_text("2")
+    path = tmp_path / manifest.NAME
+    good = path.read_bytes()
+    wrong = [good[:-20], b"", b"[" * 100_000, good.replace(b"fruit", b"fruiu"), good.replace(b"fruit", b"f\xffuit")]
+    wrong += [good.replace(key, key.upper(), 1) for key in (b'"kind"', b'"facts"', b'"files"')]
+    at = good.rindex(b'"sha256"')
+    for damaged in (*wrong, good[: at + 1] + b"S" + good[at + 2 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(WorkError, match=r"manifest\.json (is damaged|lacks its sha256)"):
             manifest.written(tmp_path, "fruit")
+        with pytest.raises(WorkError, match=r"manifest\.json (is damaged|lacks its sha256)"):
+            manifest.unchanged(tmp_path / "a.safetensors", ("fruit",))
+    assert manifest.unchanged(tmp_path / "a.safetensors", ()) == manifest.file_sha256(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("by", ["its name", "a link to its folder", "a link in another folder", "a folder of links"])
+def test_a_part_that_has_changed_is_found_by_whatever_path(by: str, tmp_path: Path) -> None:
+    part = tmp_path / "whole" / "part"
+    part.mkdir(parents=True)
+    (part / "a.bin").write_text("1")
+    manifest.write(tmp_path / "whole", "fruit", {})
+    (part / "a.bin").write_text("2")
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "b.bin").symlink_to(part / "a.bin")
+    (tmp_path / "linked").symlink_to(part)
+    (tmp_path / "store").write_text("2")
+    path = {
+        "its name": part / "a.bin",
+        "a link to its folder": tmp_path / "linked" / "a.bin",
+        "a link in another folder": tmp_path / "beside" / "b.bin",
+        "a folder of links": part / "a.bin",
+    }[by]
+    if by == "a folder of links":
+        path.unlink()
+        path.symlink_to(tmp_path / "store")
+    with pytest.raises(WorkError, match=r"is damaged: .* remove .*whole/manifest\.json$"):
+        manifest.unchanged(path, ("fruit",))
+    assert manifest.unchanged(path, ("nut",))
+
+
+def test_what_only_lies_around_need_not_be_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.bin").write_text("1")
+    (tmp_path / manifest.NAME).write_text("of another program")
+    assert manifest.unchanged(tmp_path / "in" / "a.bin", ("fruit",))

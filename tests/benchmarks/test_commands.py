@@ -1,13 +1,21 @@
 """The command line of the benchmarks, before any of them is imported."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
+from pathlib import Path
 
+import psutil
 import pytest
 
+from asa.errors import WorkError
+from benchmarks import commands
 from benchmarks.__main__ import COMMANDS, command
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -39,3 +47,75 @@ def test_a_signal_is_an_exit_in_order_unless_it_is_ignored(stop: signal.Signals)
         command = [sys.executable, "-c", program.format(before=before)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (code, said)
+
+
+WAITING = """
+import multiprocessing, subprocess, time
+from benchmarks.__main__ import end_in_order
+end_in_order()
+if __name__ == "__main__":
+    lasting = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    lasting.start()
+    print(subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE).stdout.readline())
+    print(lasting.pid, flush=True)
+    lasting.join()
+"""
+
+
+def test_a_signal_ends_what_is_waited_for_and_what_nobody_waits_for(tmp_path: Path) -> None:
+    """Python waits for a process of multiprocessing before its own end, however long that works."""
+    (tmp_path / "waiting.py").write_text(WAITING)
+    command = [sys.executable, str(tmp_path / "waiting.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
+        assert process.stdout is not None
+        below = [psutil.Process(int(process.stdout.readline().strip(b"b'n\\\n"))) for _ in range(2)]
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert psutil.wait_procs(below, timeout=60)[1] == []
+
+
+def program(text: str) -> list[str]:
+    return [sys.executable, "-c", f"import os, pathlib, signal, sys, time\n{text}"]
+
+
+def leave(lines: str, path: Path) -> subprocess.Popen[bytes]:
+    """Start a program, and leave it once it has made a file."""
+    made = f"pathlib.Path({str(path)!r}).touch()"
+    with commands.started(program(f"{lines}\n{made}\ntime.sleep(600)")) as (process, _):
+        while not path.exists():
+            time.sleep(0.02)
+    return process
+
+
+def test_a_command_left_early_is_asked_to_end(tmp_path: Path) -> None:
+    answer = f"time.sleep(0.5), pathlib.Path({str(tmp_path / 'asked')!r}).touch(), sys.exit(3)"
+    process = leave(f"signal.signal(signal.SIGTERM, lambda *_: ({answer}))", tmp_path / "begun")
+    assert process.returncode == 3
+    assert (tmp_path / "asked").exists()
+
+
+def test_a_command_that_does_not_end_is_made_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "GRACE", 0.2)
+    process = leave("signal.signal(signal.SIGTERM, signal.SIG_IGN)", tmp_path / "begun")
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_what_a_command_prints() -> None:
+    text = "sys.stdout.buffer.write(b'\\xff'); print(os.environ['SAID'], file=sys.stderr)"
+    assert commands.printed(program(text), {"SAID": "so"}) in (
+        "\N{REPLACEMENT CHARACTER}so\n",
+        "so\n\N{REPLACEMENT CHARACTER}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("print('error: no luck'); sys.exit(3)", "no luck"),
+        ("sys.exit(1)", ".* -c .*"),
+        ("print('so far', flush=True); os.kill(os.getpid(), signal.SIGKILL)", "so far"),
+    ],
+)
+def test_a_command_that_fails_is_told_by_its_last_line_and_so_is_one_that_is_killed(text: str, why: str) -> None:
+    with pytest.raises(WorkError, match=rf"(?s)^a run failed: {why}$"):
+        commands.printed(program(text))

@@ -110,10 +110,13 @@ def test_a_part_goes_on_after_a_command_that_fails(capfd: pytest.CaptureFixture[
 def test_a_part_out_of_time_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import pathlib, subprocess, time\nchild = subprocess.Popen(['sh', '-c', 'trap \"\" TERM; sleep 600'])\n"
     program += f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\nprint('begun', flush=True)\n"
+    program += (
+        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print('asked'), sys.exit()))\n"
+    )
     (tmp_path / "lasting.py").write_text(program + "time.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = perform("run", [["lasting"], ["platform"]], 3)
-    assert (done.outcome, done.told) == ("out of time", "begun\n")
+    assert (done.outcome, done.told) == ("out of time", "begun\nasked\n")
     _gone(int((tmp_path / "pid").read_text()))
 
 
@@ -157,6 +160,11 @@ def test_each_part_has_its_share_of_the_time_that_is_left(tmp_path: Path, monkey
         gpu.gpu([*argv, "--parts", "kernels,steps,memory"])
     assert limits == {"kernels": 60 * 4, "steps": 60 * 6 * 2 / 3, "memory": 60 * 5.5}
     assert pages == [0, 1, 2]
+    limits.clear()
+    argv[argv.index("7")] = "0.5"  # less than the first one takes
+    with pytest.raises(WorkError, match=r"^not held: engine$"):
+        gpu.gpu([*argv, "--parts", "kernels,engine"])
+    assert list(limits) == ["kernels"]
 
 
 def test_the_commands_of_a_part_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,14 +179,19 @@ def test_the_commands_of_a_part_share_its_time(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     assert perform("kernels", [["a"], ["b"], ["c"]], 30).outcome == "out of time"
     assert limits == [30, 10]
+    limits.clear()
+    assert perform("kernels", [["a"], ["b"]], 20).outcome == "out of time"
+    assert limits == [20]
 
 
 def test_what_a_part_leaves_behind_is_ended_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import subprocess, tempfile\nchild = subprocess.Popen(['sleep', '600'])\nprint(child.pid)\n"
-    (tmp_path / "leaving.py").write_text(program + "print(tempfile.mkdtemp())\n")
+    program += "print(tempfile.mkdtemp(), flush=True)\nimport sys\nsys.stdout.buffer.write(b'\\xff')\n"
+    (tmp_path / "leaving.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = perform("run", [["leaving"]], 60)
-    child, folder = done.told.split()
+    child, folder, wrong = done.told.split()
+    assert wrong == "\N{REPLACEMENT CHARACTER}"
     assert done.outcome == "ok"
     assert not Path(folder).exists()
     _gone(int(child))

@@ -88,9 +88,20 @@ def test_what_the_second_run_would_refuse_is_refused_before_the_first(model: Pat
     argv = ["--model", str(model), "--results", "null", "--data"]
     with pytest.raises(RequestError, match=r"nowhere; give an existing one with --data$"):
         half_precision([*argv, "nowhere", "--precision", "bf16"])
+    with pytest.raises(RequestError, match=r"yopo"):
+        half_precision([*argv, str(shards), "--precision", "bf16", "--zero", "3", "--method", "yopo"])
     if not torch.cuda.is_available():
         with pytest.raises(RequestError, match=r"fp16 needs a GPU"):
             half_precision([*argv, str(shards)])
+
+
+def test_a_folder_may_have_the_name_of_a_run(
+    model: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(half, "measure", lambda *_: run([3.0], 1, 5))
+    half_precision(["--model", "run", "--results", "null", "--data", str(shards), "--precision", "bf16"])
 
 
 @pytest.mark.slow
