@@ -192,7 +192,7 @@ class Adversary(nn.Module):
 
     def forward(self, h_BLD: Tensor, seen_BLL: Tensor, noise_BLL: Tensor | None = None) -> Tensor:
         """Keep map in {0, 1}, BLL or BHLL, at least in fp32; its gradient arrives reversed at this layer's parameters
-        and nowhere else. Args: noise (mask gumbel) is added to the scores."""
+        and nowhere else. Args: noise is added to the scores; with mask gumbel None gives the likeliest map."""
         x_BLL = self.scores(h_BLD, seen_BLL)
         if noise_BLL is not None:
             x_BLL = x_BLL + noise_BLL

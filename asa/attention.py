@@ -55,7 +55,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     """
     from asa.biased import Seat, seat  # and with it the models
 
-    config = config or ASAConfig()
+    config = _checked(model, config)
     found = family(model.config.model_type)
     _check(model, found, config)
     words = _words(model)
@@ -95,6 +95,17 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     made = Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
     wide = model.dtype == torch.float64
     return made.to(model.device, torch.float64 if wide else None) if wide or model.device.type != "cpu" else made
+
+
+def _checked(model: Any, config: Any) -> ASAConfig:
+    """The settings, or the default ones. Raises RequestError for what is no Hugging Face model and no settings."""
+    if hasattr(model, "get_base_model"):
+        raise RequestError(f"{type(model).__name__} is PEFT's; give what its get_base_model() returns")
+    if not isinstance(getattr(model, "config", None), transformers.PreTrainedConfig):
+        raise RequestError(f"{type(model).__name__} is no Hugging Face model; give a PreTrainedModel")
+    if not isinstance(config, ASAConfig | None):
+        raise RequestError(f"{type(config).__name__} is no ASAConfig; give one, or nothing for the default settings")
+    return ASAConfig() if config is None else config
 
 
 def _check(model: Any, found: Family, config: ASAConfig) -> None:
@@ -180,6 +191,7 @@ def perturbed(
     whole: bool = False,
     same_dropout: bool = False,
     looked: Looked | None = None,
+    once: bool = False,
 ) -> Generator[Pass]:
     """Inside, an attached model's forward is perturbed.
 
@@ -187,7 +199,8 @@ def perturbed(
         says which final states the head gets (None: all); the last block computes no others after its attention,
         unless the pass is to be `whole` or its tap sees them. same_dropout tells that the random state is that of
         another pass, whose dropout this one is to repeat. looked is what is known of the padding mask; None: the model
-        is to look, for which the host waits for a GPU.
+        is to look, for which the host waits for a GPU. once: a perturbation or a tap is of one forward of the encoder,
+        so that a model which runs it for each of two texts is refused.
     Raises: RequestError for a model that was not attached, whose parts are no longer those that were, or under
         checkpointing that is reentrant.
     """
@@ -200,7 +213,8 @@ def perturbed(
     if asked[ATTENTION]:
         _check_seats(attached)
     recall(blocks_of(model.base_model, attached.layers), attached.signal)
-    now = Pass(perturb, tap, reads, Left([], []), whole or not trimmed(model), same_dropout, looked)
+    once = once and any(asked)
+    now = Pass(perturb, tap, reads, Left([], []), whole or not trimmed(model), same_dropout, looked, once)
     with attached.signal.during(now):
         yield now
 
@@ -210,13 +224,24 @@ def _shift_embeddings(signal: Signal, module: nn.Module, args: tuple[Any, ...], 
 
     The sum has the wider type of the two, delta's fp32 in a half-precision model: there 1e-5 would be rounded away.
     """
-    if signal.now is None or signal.now.perturb.embed_BLD is None:
+    if signal.now is None or (delta_BLD := signal.now.perturb.embed_BLD) is None:
         return None
-    return words_BLD + signal.now.perturb.embed_BLD
+    if delta_BLD.shape != words_BLD.shape:
+        raise RequestError(
+            f"the model embeds words of shape {list(words_BLD.shape)} where the batch's, which are perturbed, have"
+            f" {list(delta_BLD.shape)}; let it embed all input_ids at once, as they are given"
+        )
+    return words_BLD + delta_BLD
 
 
 def _begin(signal: Signal, layers: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if signal.now is not None and not torch.compiler.is_compiling():
+        if signal.now.once and signal.now.left.begun:
+            raise RequestError(
+                "the model runs its encoder more than once in a pass, and a method perturbs one run of it; give it both"
+                " texts as one row, or train by vanilla or r_drop"
+            )
+        signal.now.left.begun = True
         signal.now.left.masks.clear()  # of an earlier forward of the same pass
         recall(blocks_of(module, layers), signal)  # of what was switched on since the pass began
     shifted = signal.now is not None and signal.now.perturb.embed_BLD is not None

@@ -61,6 +61,13 @@ class Batch:
     looked: Looked | None = None
 
     @property
+    def ids(self) -> Tensor:
+        """The token ids, BL or BCL. Raises RequestError for a batch without."""
+        if "input_ids" not in self.inputs:
+            raise RequestError(f"the batch has {', '.join(self.inputs) or 'nothing'} and no input_ids; give token ids")
+        return self.inputs["input_ids"]
+
+    @property
     def padded(self) -> bool | None:
         """Whether there is padding; None where nobody has looked at this very mask. A look into a GPU's memory would
         wait for all that the GPU still has to do."""
@@ -75,7 +82,7 @@ class Batch:
     def pad_BL(self) -> Tensor:
         """True at padding, with choices flattened into rows; without a mask there is none. Raises RequestError for a
         mask that is not of tokens."""
-        mask, ids = self.inputs.get("attention_mask"), self.inputs["input_ids"]
+        mask, ids = self.inputs.get("attention_mask"), self.ids
         if mask is None:
             return torch.zeros_like(ids, dtype=torch.bool).flatten(0, -2)
         if mask.dim() != ids.dim():
@@ -93,14 +100,14 @@ class Batch:
 
     def by_row(self) -> dict[str, Tensor]:
         """The inputs that have something for each row; the others are what all rows share."""
-        rows = len(self.inputs["input_ids"])
+        rows = len(self.ids)
         return {name: value for name, value in self.inputs.items() if _has(value, rows)}
 
     def twice(self) -> "Batch":
         """Its rows, then its rows again; the totals stay, and what all rows share."""
         positions = self.positions
         if positions is not None:
-            positions = torch.cat([positions, positions + self.inputs["input_ids"].numel()])
+            positions = torch.cat([positions, positions + self.ids.numel()])
         inputs = self.inputs | {name: torch.cat([value, value]) for name, value in self.by_row().items()}
         twice = replace(self, inputs=inputs, labels=torch.cat([self.labels, self.labels]), positions=positions)
         return twice.marked(self.padded)

@@ -137,7 +137,13 @@ class Passes:
         return self.module(batch, perturb, tap)
 
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(loss, tuple(wrt))
+        with self._own_types():
+            return torch.autograd.grad(loss, tuple(wrt))
+
+    def _own_types(self) -> AbstractContextManager[Any]:
+        """Gradients have the types of their forward pass, also where the caller's autocast is around both: it would
+        bring the adversaries' to half precision, in which most of them are nothing."""
+        return torch.autocast(self.device.type, enabled=False)
 
     def weights(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in self.module.named_parameters()}
@@ -189,9 +195,17 @@ class Passes:
 
 
 class PlainEngine(Passes):
-    """Plain torch in fp32, the reference for DeepSpeed; several processes add their gradients up."""
+    """Plain torch in fp32, the reference for DeepSpeed; several processes add their gradients up.
+
+    Weights may be bf16, and passes under autocast. Raises: RequestError for weights in fp16.
+    """
 
     def __init__(self, module: TaskModel, optim: OptimConfig, steps: int, device: torch.device) -> None:
+        if any(p.requires_grad and p.dtype == torch.float16 for p in module.parameters()):
+            raise RequestError(
+                "weights in fp16 are not trained by plain torch, since what Adam divides by is 0 there; load the model"
+                " with dtype=torch.float32 and put its passes under autocast, or take DeepSpeed's engine"
+            )
         super().__init__(module.to(device), optim, steps, device)
         self.optimizer = ClippingAdamW(self.module, optim)
         self._norms = PartNorms(self.optimizer, partitioned=False)
@@ -205,15 +219,20 @@ class PlainEngine(Passes):
         return self.module(batch, perturb, tap)
 
     def backward(self, loss: Tensor) -> None:
-        torch.autograd.backward(self._vetoed(loss))
+        with self._own_types():
+            torch.autograd.backward(self._vetoed(loss))
 
     def step(self, norms: bool = False) -> StepStats:
-        """Raises, beside the protocol's: RequestError for a parameter that was frozen when the engine was made."""
+        """Raises, beside the protocol's: RequestError for a parameter that was frozen or not there when the engine was
+        made."""
         trainable = self._trainable()
         known = self.optimizer.state
         if any(p not in known for p in trainable):
             name = next(name for name, p in self.module.named_parameters() if p.requires_grad and p not in known)
-            raise RequestError(f"{name} was frozen when the engine was made, which does not train it; make it anew")
+            raise RequestError(
+                f"{name} was frozen, or not there yet, when the engine was made, which does not train it; make the"
+                " engine anew"
+            )
         for p in trainable:
             # As under DeepSpeed: what no loss has reached has a gradient of zero, of which Adam's averages take note.
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad

@@ -3,7 +3,7 @@
 import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import transformers
@@ -62,6 +62,8 @@ class TaskModel(nn.Module):
 
     def __init__(self, model: "transformers.PreTrainedModel", kind: Kind, asa: ASAConfig | None = None) -> None:
         super().__init__()
+        if kind not in get_args(Kind):
+            raise RequestError(f"kind = {kind!r}: allowed: {', '.join(get_args(Kind))}")
         self.model = model
         self.kind: Kind = kind
         adversaries = attach(model, asa)
@@ -74,8 +76,11 @@ class TaskModel(nn.Module):
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         """One pass over a micro-batch. tap(n, h_BLD) sees what enters block n, and at last what leaves the model.
 
-        Raises: RequestError for an attack of attention by other settings than this TaskModel's.
+        Raises: RequestError for a batch of another kind, for an attack of attention by other settings than this
+        TaskModel's, and where the model of a pass that is attacked or seen runs its encoder twice.
         """
+        if batch.kind != self.kind:
+            raise RequestError(f"a batch of kind {batch.kind!r} for a TaskModel of kind {self.kind!r}; give both one")
         if perturb is not None and perturb.attend is not None:
             self._check_settings()
         if self.kind == "mlm":
@@ -83,7 +88,7 @@ class TaskModel(nn.Module):
         # Only a mask can tell that an answer is absent.
         fills = self.kind == "choice" and "attention_mask" in batch.inputs
         shown = _with_answers(batch) if fills else batch
-        with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout, shown.looked):
+        with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout, shown.looked, True):
             logits = _logits(self.model(**shown.inputs))
         if fills:
             # Finite, so that differences of log probabilities stay numbers; within FP16's range.
@@ -151,7 +156,7 @@ def _logits(output: Any) -> Tensor:
 
 def _starts(batch: Batch) -> Tensor:
     """Where each row begins in the flattened BL."""
-    ids_BL = batch.inputs["input_ids"].flatten(0, -2)
+    ids_BL = batch.ids.flatten(0, -2)
     return torch.arange(len(ids_BL), device=ids_BL.device) * ids_BL.shape[1]
 
 
@@ -181,7 +186,8 @@ def masked_lm(
     Hugging Face's heads run on masked rows only: the full head costs 1.22 times a BERT-base step. Another head may read
     any token, and runs on all.
     """
-    assert batch.positions is not None
+    if batch.positions is None:
+        raise RequestError("a batch of kind mlm has no positions; give the masked tokens' places in the flattened ids")
     firsts_B = _starts(batch) + (~batch.pad_BL).int().argmax(1)  # [CLS], which left padding moves
     stock = has_stock_head(model)
     rows = torch.cat([batch.positions, firsts_B])
@@ -189,7 +195,7 @@ def masked_lm(
         reads = Reads(rows.unsqueeze(0), len(firsts_B), head_at_cls)
     else:
         reads = Reads(firsts_B.unsqueeze(0), len(firsts_B), head_whole=True)
-    with perturbed(model, perturb, tap, reads, whole, same_dropout, batch.looked) as now:
+    with perturbed(model, perturb, tap, reads, whole, same_dropout, batch.looked, True) as now:
         logits = _logits(model(**batch.inputs))
     # Not by an index, whose gradient would be a copy among zeros as large as the logits.
     of_rows = logits.squeeze(0) if stock else logits.flatten(0, -2)[rows if head_at_cls else batch.positions]

@@ -85,18 +85,20 @@ class Left:
     """What the hooks of a pass leave behind.
 
     first: see Reads. masks: layers' masks, which most of them have in common, with their version, what each lets all
-    rows see, and the attacked ones.
+    rows see, and the attacked ones. begun: whether the base model's forward was.
     """
 
     first: list[Tensor]
     masks: list[tuple[Tensor | None, int | None, Tensor, Keys]]
+    begun: bool = False
 
 
 class Pass(NamedTuple):
     """One forward pass.
 
     reads: None: the head gets all states as they are. whole: the last block computes all tokens,
-    whatever is read. same_dropout: it draws what another pass draws. looked: what is known of the padding mask.
+    whatever is read. same_dropout: it draws what another pass draws. looked: what is known of the padding mask. once:
+    the base model's forward may be called once.
     """
 
     perturb: Perturb
@@ -106,6 +108,7 @@ class Pass(NamedTuple):
     whole: bool
     same_dropout: bool
     looked: Looked | None = None
+    once: bool = False
 
     @property
     def final_tap(self) -> Tap | None:

@@ -43,6 +43,7 @@ __all__ = [
     "MethodsConfig",
     "groups_read",
     "groups_unread",
+    "known",
     "source_sha256",
 ]
 
@@ -73,7 +74,8 @@ _GROUPS = {"vanilla": (), "asa_sparse": ("asa", "asa_sparse"), "asa_freelb": ("a
 _loaded: dict[str, str] = {}  # modules from outside, with the sha256 that their files had when they were loaded
 
 
-def _known(name: str) -> str:
+def known(name: str) -> str:
+    """The name of a method. Raises ValueError for one that is none, with the names there are."""
     if name in METHODS:
         return name
     module, colon, builder = name.partition(":")
@@ -100,7 +102,7 @@ def _outside(module: str, builder: str) -> Callable[[MethodsConfig], Method]:
     raise ValueError(f"{why}; allowed: MODULE:BUILDER of a module that Python finds from where the command is started")
 
 
-MethodName = Annotated[str, AfterValidator(_known)]  # a config field that names a method
+MethodName = Annotated[str, AfterValidator(known)]  # a config field that names a method
 
 
 def groups_read(name: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from asa.adversary import Adversaries, Adversary, ASAConfig
 from asa.batch import Batch
+from asa.config import to_dict
 from asa.engine import Engine
 from asa.errors import RequestError
 from asa.fused.products import Keys, Products
@@ -59,27 +60,39 @@ class ASA(Stateless):
         self.config = config
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
-        attend, maps = ready(engine, batch)
+        attend, maps = ready(engine, batch, self.config)
         terms = compared(both(engine, batch, attend, self.config), batch, self.config)
         terms |= price(batch, maps, self.config)
         return {**learn(engine, terms), "masked_share": shares(batch, maps)}
 
 
 def ready(
-    engine: Engine, batch: Batch, layers: Collection[int] | None = None, dropout: str = "independent"
+    engine: Engine,
+    batch: Batch,
+    config: ASAConfig,
+    layers: Collection[int] | None = None,
+    dropout: str = "independent",
 ) -> tuple[Attend, Maps]:
     """What attacks a pass over `batch`, and where its maps will be, by layer.
 
     Args: layers not named attend freely. dropout: "shared" where another pass is to draw the same.
+    Raises: RequestError for a model without adversaries, and for adversaries of other settings than the method's.
     """
     adversary = engine.module.adversary
     if adversary is None:
         raise RequestError(
             "the model has no adversary for this method to train; build TaskModel(model, kind, ASAConfig())"
         )
+    if adversary.config != config:
+        theirs, ours = to_dict(adversary.config), to_dict(config)
+        name = next(name for name, value in ours.items() if theirs[name] != value)
+        raise RequestError(
+            f"asa.{name} is {theirs[name]} in the TaskModel and {ours[name]} in the method's settings; give both one"
+            " ASAConfig"
+        )
     maps: Maps = {}
     # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
-    ids_BL = batch.inputs["input_ids"].flatten(0, -2)
+    ids_BL = batch.ids.flatten(0, -2)
     noises = [cast(Adversary, maker).noise(ids_BL) for maker in adversary]
     # An attention that makes its map may draw dropout otherwise than the clean pass, and knows no mask of pairs.
     mask = batch.inputs.get("attention_mask")

@@ -48,7 +48,7 @@ class ASAFreeLB(Stateless):
         means: dict[str, Tensor] = {}
         first: Output | None = None
         # All before the passes: a pass puts the random state back, and every draw after one would be the same.
-        attacks = [None, *(ready(engine, batch, dropout=options.dropout) for _ in range(1, self.passes))]
+        attacks = [None, *(ready(engine, batch, self.asa, dropout=options.dropout) for _ in range(1, self.passes))]
         with dropout(engine, options.dropout, masks=True, taps=False):
             for number in range(self.passes):
                 words_RLD = None if options.clean_first and number == 0 else delta_RLD

@@ -65,7 +65,7 @@ class ASASparse(Counting):
             return Vanilla().backward(engine, batch, at)
         subset = self._subset(batch)
         part = batch if subset is None else subset.batch
-        attend, maps = ready(engine, part, self.options.layers)
+        attend, maps = ready(engine, part, self.asa, self.options.layers)
         with dropout(engine, self.asa.dropout, masks=True, taps=False):
             clean, attacked = engine.forward(batch), engine.forward(part, Perturb(attend=attend))
         compared = clean if subset is None else of(clean, subset)

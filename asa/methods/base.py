@@ -1,5 +1,6 @@
 """What a training method is: one micro-batch in, accumulated gradients out."""
 
+from inspect import get_annotations
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -94,15 +95,21 @@ class Counting(Stateless):
         self.updates = updates_of(state)
 
 
+_PROTOCOL = {*get_annotations(Method), "backward", "after_step", "state_dict", "load_state_dict"}
+
+
 class Outside:
     """A method from outside the package, held to its `passes`: with no backward pass it would train nothing, and be
     taken for a method that does not help.
 
-    Raises: RequestError from backward for another number of backward passes.
+    Raises: RequestError where it lacks a part of the protocol; from backward for another number of backward passes,
+        and for no loss.
     """
 
     def __init__(self, name: str, method: Method) -> None:
         self._name, self._method = name, method
+        if lacks := sorted(part for part in _PROTOCOL if not hasattr(method, part)):
+            raise RequestError(f"method {name} has no {', '.join(lacks)}; derive it from asa.methods.base.Stateless")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copying asks of an object that has nothing yet
@@ -111,13 +118,16 @@ class Outside:
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         counted = _Counted(engine)
-        terms = self._method.backward(cast(Engine, counted), batch, at)
+        terms: Any = self._method.backward(cast(Engine, counted), batch, at)
+        if not isinstance(terms, dict) or "loss" not in terms:
+            had = f"{list(cast('dict[str, Tensor]', terms))}" if isinstance(terms, dict) else type(terms).__name__
+            raise RequestError(f"method {self._name} returned {had}; return a dict of its terms, 'loss' among them")
         if counted.backwards != self._method.passes:
             raise RequestError(
                 f"method {self._name} called engine.backward {counted.backwards} times for a micro-batch and says"
                 f" passes = {self._method.passes}; call it that often, or set its passes"
             )
-        return terms
+        return cast("dict[str, Tensor]", terms)
 
 
 class _Counted:

@@ -5,7 +5,7 @@ from typing import cast
 
 from asa.engine import Precision
 from asa.errors import RequestError
-from asa.methods import METHODS, Method, MethodsConfig
+from asa.methods import METHODS, Method, MethodsConfig, known
 from asa.methods.base import Outside
 from asa.methods.yopo import PARTITIONED
 
@@ -21,8 +21,13 @@ def check_precision(precision: Precision, cuda: bool) -> None:
 def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -> Method:
     """The method `name`, built. Args: zero, the ZeRO stage, 0 without any; settings, with all presets in them.
 
-    Raises: RequestError for settings that it cannot work with, alone or in this arithmetic or at this stage.
+    Raises: RequestError for a name of none and for settings that it cannot work with, alone or in this arithmetic or at
+        this stage.
     """
+    try:
+        known(name)
+    except ValueError as error:
+        raise RequestError(str(error)) from None
     if name == "yopo" and zero == 3:
         raise RequestError(PARTITIONED)
     for flag, size in _small(name, settings) if precision != "fp32" else ():

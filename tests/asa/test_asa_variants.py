@@ -130,7 +130,7 @@ def test_asa_and_freelb_share_freelbs_passes(kind: Any) -> None:
     assert [(bool(p and p.attend)) for p in calls] == [False, True]
     assert engine.backwards == 2
     other = engine_for(kind)
-    attend, maps = ready(other, batch)
+    attend, maps = ready(other, batch, CONFIG)
     clean = other.module(batch)
     hit = other.module(batch, Perturb(engine.deltas[-1], attend))
     cls = None if clean.cls_BD is None else clean.cls_BD.detach()

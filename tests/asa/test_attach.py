@@ -95,10 +95,10 @@ def test_inputs_embeds_are_refused_where_the_words_are_perturbed(name: str) -> N
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_released_scores_run_in_half_precision(dtype: torch.dtype) -> None:
     config = ASAConfig.released()
-    module = TaskModel(tiny("bert", "classification"), "classification", config).to(dtype)
-    METHODS["asa"](MethodsConfig(asa=config)).backward(
-        tiny_engine(module), batch_for("bert", "classification"), At(0, 0)
-    )
+    module = TaskModel(tiny("bert", "classification"), "classification", config)
+    engine = tiny_engine(module)  # which would not train weights in fp16
+    module.to(dtype)
+    METHODS["asa"](MethodsConfig(asa=config)).backward(engine, batch_for("bert", "classification"), At(0, 0))
     assert all(value.isfinite().all() for value in gradients(module).values())
 
 
@@ -444,17 +444,18 @@ def test_a_model_of_ones_own_that_does_not_name_its_encoder_is_told_to(monkeypat
 def test_a_task_model_attacks_by_no_other_settings_than_its_own() -> None:
     model, batch = tiny_bert("classification"), tiny_batch("classification")
     released = TaskModel(model, "classification", ASAConfig.released())
-    terms = METHODS["asa"](MethodsConfig()).backward(tiny_engine(released), batch, At(0, 0))
+    method = METHODS["asa"](MethodsConfig(asa=ASAConfig.released()))
+    terms = method.backward(tiny_engine(released), batch, At(0, 0))
     later = TaskModel(model, "classification")
     torch.testing.assert_close(released(batch).logits, later(batch).logits)  # unperturbed they are one
     with pytest.raises(
         RequestError, match=r"attached anew with masked_score shifted.* built with masked_score replaced"
     ):
-        METHODS["asa"](MethodsConfig()).backward(tiny_engine(released), batch, At(0, 0))
+        method.backward(tiny_engine(released), batch, At(0, 0))
     again = TaskModel(model, "classification", ASAConfig.released())
     again.adversary = released.adversary
     for one in (again, released):  # of the same settings both are right
-        found = METHODS["asa"](MethodsConfig()).backward(tiny_engine(one), batch, At(0, 0))
+        found = method.backward(tiny_engine(one), batch, At(0, 0))
         torch.testing.assert_close(found["loss"], terms["loss"])
 
 

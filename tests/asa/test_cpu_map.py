@@ -164,7 +164,7 @@ def test_a_frozen_adversary_gives_the_price_no_graph(attacked: list[int]) -> Non
     assert module.adversary is not None
     module.adversary.requires_grad_(False)
     batch = tiny_batch("classification")
-    attend, maps = ready(tiny_engine(module), batch)
+    attend, maps = ready(tiny_engine(module), batch, ASAConfig())
     with perturbed(module.model, Perturb(attend=attend)):
         logits = module.model(**batch.inputs).logits
     assert not any(found.kept().requires_grad for found in maps.values())
@@ -220,7 +220,7 @@ def test_a_pass_with_no_clean_rows_is_attacked_whole(attacked: list[int], monkey
     outputs = []
     for ours in (True, False):
         monkeypatch.setattr("asa.fused.products.makes_map", lambda *_, ours=ours: ours)
-        attend, _ = ready(engine, batch)
+        attend, _ = ready(engine, batch, ASAConfig())
         with torch.no_grad(), perturbed(engine.module.model, Perturb(attend=attend)):
             outputs.append(engine.module.model(**batch.inputs).logits)
     assert attacked == [ROWS] * LAYERS

@@ -205,7 +205,7 @@ def test_what_was_frozen_when_the_engine_was_made_is_not_left_out_without_a_word
     engine.step()
     module.model.base_model.requires_grad_(True)
     engine.backward(task_loss(engine.forward(batch), batch))
-    with pytest.raises(RequestError, match=r"model\.\S+ was frozen when the engine was made.*make it anew"):
+    with pytest.raises(RequestError, match=r"model\.\S+ was frozen, or not there yet, when .*make the engine anew"):
         engine.step()
 
 
@@ -246,8 +246,9 @@ def number(norm: Tensor | float | None) -> float:
 
 
 def test_the_norms_of_model_and_adversary_are_those_of_their_gradients_and_come_when_asked_for() -> None:
-    engine = tiny_engine(tiny_module(asa=ASAConfig(reversal=1.0)), clip=1e-3)
-    METHODS["asa"](MethodsConfig()).backward(engine, tiny_batch(), At(0, 0))
+    asa = ASAConfig(reversal=1.0)
+    engine = tiny_engine(tiny_module(asa=asa), clip=1e-3)
+    METHODS["asa"](MethodsConfig(asa=asa)).backward(engine, tiny_batch(), At(0, 0))
     found = gradients(engine.module)
     parts = {
         part: torch.cat([g.flatten() for name, g in found.items() if name.startswith(part)])
@@ -257,7 +258,7 @@ def test_the_norms_of_model_and_adversary_are_those_of_their_gradients_and_come_
     assert number(stats.model_norm) == pytest.approx(float(parts["model"].norm()), rel=1e-5)
     assert number(stats.adversary_norm) == pytest.approx(float(parts["adv"].norm()), rel=1e-5)
     assert number(stats.adversary_norm) > 0
-    train(engine, 1, 1)
+    METHODS["asa"](MethodsConfig(asa=asa)).backward(engine, tiny_batch(), At(0, 0))
     quiet = engine.step()
     assert (quiet.model_norm, quiet.adversary_norm) == (None, None)
     plain = tiny_engine(tiny_module())

@@ -280,7 +280,8 @@ def test_noise_is_drawn_before_the_random_state_is_put_back(name: str, monkeypat
     """Or the masks of the next micro-batch would be made of the same random numbers."""
     creat = replace(LOUD.creat, dropout="shared")
     shared = replace(LOUD, creat=creat, r3f=R3FConfig(dropout="shared"), asa=ASAConfig(mask="gumbel", dropout="shared"))
-    engine, outside = Watched(module_for(name, "mlm")), []
+    adversary = shared.asa if METHODS[name](shared).uses_adversary else None
+    engine, outside = Watched(tiny_module("mlm", adversary)), []
 
     def noted(draw: Any) -> Any:
         return lambda *args: outside.append(engine._dropout_state is None) or draw(*args)

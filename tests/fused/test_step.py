@@ -140,7 +140,8 @@ def attacked(module: TaskModel, mask: Tensor) -> dict[int, Any]:
     batch = tiny_batch().to(torch.device(DEVICE))
     batch = replace(batch, inputs=batch.inputs | {"attention_mask": mask})
     engine = PlainEngine(module, OptimConfig(), steps=10, device=torch.device(DEVICE))
-    attend, maps = ready(engine, batch)
+    assert module.adversary is not None
+    attend, maps = ready(engine, batch, module.adversary.config)
     with perturbed(module.model, Perturb(attend=attend)):
         module.model(**batch.inputs)
     return maps

@@ -33,6 +33,7 @@ BEFORE, STEPS = 2, 4
 OPTIM = OptimConfig(lr=1e-2, warmup=0.5, eps=1e-3)
 SCALE = 256.0  # FP16's first scale, 65536, overflows on so small a model
 CPU = torch.device("cpu")
+ATTACK = ASAConfig(mask="gumbel")
 Stage = Literal["plain", 0, 1, 2, 3]
 
 
@@ -81,7 +82,7 @@ def with_references(cases: Iterable[Case]) -> list[Case]:
 
 def build(case: Case, seed: int) -> Engine:
     # A fresh adversary's scores are all near zero: a hard map's bits would hang on fp16's rounding. Noise decides them.
-    module = tiny_module(asa=ASAConfig(tau=0.3, mask="gumbel"), dropout=0.1, seed=seed).train()
+    module = tiny_module(asa=ATTACK, dropout=0.1, seed=seed).train()
     if case.recompute:
         checkpoint_activations(module.model)
     if case.stage == "plain":
@@ -105,7 +106,7 @@ def window(step: int, slots: int) -> Iterator[Batch]:
 
 def train(engine: Engine, slots: int, first: int, last: int) -> list[float]:
     """Losses of the steps, over all ranks."""
-    method, losses = METHODS["asa"](MethodsConfig()), []
+    method, losses = METHODS["asa"](MethodsConfig(asa=ATTACK)), []
     for step in range(first, last):
         dist.seed_all(2, step, dist.rank())
         terms = [method.backward(engine, batch, At(slot, 0))["loss"] for slot, batch in enumerate(window(step, slots))]
@@ -135,7 +136,7 @@ class Reference(NamedTuple):
 
 
 def run(case: Case, references: dict[Case, Reference], out: Path) -> dict[str, Any]:
-    engine, method = build(case, seed=0), METHODS["asa"](MethodsConfig())
+    engine, method = build(case, seed=0), METHODS["asa"](MethodsConfig(asa=ATTACK))
     losses = train(engine, case.slots, 0, BEFORE)
     folder = checkpoint.save(out / case.name, BEFORE, engine, method, tiny_tokenizer(), {}, keep=1)
     losses += train(engine, case.slots, BEFORE, STEPS)

@@ -1,0 +1,208 @@
+"""What a program of one's own gets wrong is refused in one line, where it would be a traceback or another training."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertModel, BertPreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from asa.adversary import ASAConfig
+from asa.attention import attach
+from asa.batch import Batch
+from asa.engine import Engine, PlainEngine
+from asa.errors import RequestError
+from asa.methods import METHODS, At, MethodsConfig, limits
+from asa.methods.base import Outside, Stateless, learn
+from asa.methods.freelb import FreeLBConfig
+from asa.model import TaskModel
+from asa.optim import OptimConfig
+from tests.asa.conftest import CPU, gradients, tiny_batch, tiny_bert, tiny_engine, tiny_module
+
+
+def backward(module: TaskModel, batch: Batch, name: str = "asa", **settings: Any) -> dict[str, Tensor]:
+    return METHODS[name](MethodsConfig(**settings)).backward(tiny_engine(module), batch, At(0, 0))
+
+
+@pytest.mark.parametrize("asa", [None, ASAConfig()])
+def test_weights_in_fp16_are_not_trained_by_plain_torch(asa: ASAConfig | None) -> None:
+    """Adam's eps is 0 there: weights went by 5 in a step at a rate of 2e-5."""
+    module = tiny_module("classification", asa)
+    module.model.half()
+    with pytest.raises(RequestError, match=r"weights in fp16 .* dtype=torch.float32 .* or take DeepSpeed's engine$"):
+        PlainEngine(module, OptimConfig(), steps=10, device=CPU)
+    module.model.requires_grad_(False)
+    if asa:
+        PlainEngine(module, OptimConfig(), steps=10, device=CPU)  # the adversaries are fp32
+
+
+@pytest.mark.parametrize("name", ["asa", "asa_freelb", "pgd", "freelb"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_around_a_method_is_autocast_around_its_passes(name: str, dtype: torch.dtype) -> None:
+    """Around a backward pass it would make fp16 of the adversaries' gradients, nine tenths of which were 0."""
+    found = []
+    for around in (True, False):
+        module = tiny_module("classification", ASAConfig())
+        engine, batch = tiny_engine(module), tiny_batch("classification", rows=1)  # so few make a map each
+        if not around:
+            engine.forward, engine.probe = (_cast(one, dtype) for one in (engine.forward, engine.probe))  # type: ignore[method-assign]
+        torch.manual_seed(1)
+        with torch.autocast("cpu", dtype, enabled=around):
+            METHODS[name](MethodsConfig(freelb=FreeLBConfig(passes=2))).backward(engine, batch, At(0, 0))
+        found.append(gradients(module))
+    assert any(name.startswith("adversary") and value.any() for name, value in found[0].items()) == ("asa" in name)
+    for part, value in found[0].items():
+        size = value.norm().item()
+        assert (value - found[1][part]).norm().item() <= 0.02 * size, part
+
+
+def _cast(forward: Any, dtype: torch.dtype) -> Any:
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", dtype):
+            return forward(*args, **kwargs)
+
+    return inside
+
+
+class Pair(BertPreTrainedModel):
+    """Encodes a text and the same text backwards, or its first half and its second one."""
+
+    halves = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.classifier = nn.Linear(2 * config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **rest: Any) -> SequenceClassifierOutput:
+        both = ((x.chunk(2, 1) if self.halves else (x, x.flip(1))) for x in (input_ids, attention_mask))
+        parts = zip(*both, strict=True)
+        states = [self.bert(ids, attention_mask=mask).last_hidden_state[:, 0] for ids, mask in parts]
+        return SequenceClassifierOutput(logits=self.classifier(torch.cat(states, -1)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_encoder_that_runs_twice_in_a_pass_is_not_half_perturbed(name: str) -> None:
+    """ASA charged the maps of the first text alone, and word methods moved the second text's padding."""
+    module = TaskModel(Pair(tiny_bert("classification").config), "classification", ASAConfig())
+    batch = tiny_batch("classification")
+    if name in ("vanilla", "r_drop"):
+        assert backward(module, batch, name)["loss"].isfinite()
+        return
+    method = METHODS[name](MethodsConfig(freelb=FreeLBConfig(passes=2)))
+    method.after_step(engine := tiny_engine(module))  # asa_sparse attacks in its second step
+    with pytest.raises(RequestError, match=r"^the model runs its encoder more than once in a pass, .* or r_drop$"):
+        method.backward(engine, batch, At(0, 0))
+
+
+def test_a_perturbation_of_other_words_than_are_embedded_is_named() -> None:
+    model = Pair(tiny_bert("classification").config)
+    model.halves = True
+    with pytest.raises(
+        RequestError, match=r"^the model embeds words of shape \[3, 5, 16\] where .* \[3, 10, 16\]; let"
+    ):
+        backward(TaskModel(model, "classification"), tiny_batch("classification"), "freelb")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "why"),
+    [
+        (ASAConfig(tau=0.1), "asa.tau is 0.1 in the TaskModel and 0.3 in the method's settings"),
+        (ASAConfig(heads="each"), "asa.heads is each in the TaskModel and shared in"),
+        (ASAConfig(mask="gumbel"), "asa.mask is gumbel in the TaskModel and hard in"),
+    ],
+)
+@pytest.mark.parametrize("name", ["asa", "asa_sparse", "asa_freelb"])
+def test_settings_that_contradict_the_adversarys_are_named(name: str, theirs: ASAConfig, why: str) -> None:
+    """Half of them were the TaskModel's and half the method's."""
+    module = tiny_module("classification", theirs)
+    method = METHODS[name](MethodsConfig())
+    method.after_step(engine := tiny_engine(module))
+    with pytest.raises(RequestError, match=rf"^{why}.*; give both one ASAConfig$"):
+        method.backward(engine, tiny_batch("classification"), At(0, 0))
+
+
+def test_a_kind_is_one_that_there_is_and_the_batchs() -> None:
+    with pytest.raises(
+        RequestError, match=r"^kind = 'tokens': allowed: mlm, classification, regression, choice, token$"
+    ):
+        TaskModel(tiny_bert("token"), cast(Any, "tokens"))
+    module = tiny_module("token", ASAConfig())
+    with pytest.raises(RequestError, match=r"^a batch of kind 'classification' for a TaskModel of kind 'token'; give"):
+        backward(module, replace(tiny_batch("token"), kind="classification"))
+
+
+class Peft(nn.Module):
+    """As PEFT's models are: around the base model, whose config they show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_model = tiny_bert("classification")
+        self.config = self.base_model.config
+
+    def get_base_model(self) -> Any:
+        return self.base_model
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "why"),
+    [
+        (None, None, "NoneType is no Hugging Face model; give a PreTrainedModel"),
+        ("bert-base-uncased", None, "str is no Hugging Face model"),
+        (nn.Linear(2, 2), None, "Linear is no Hugging Face model"),
+        (Peft(), None, r"Peft is PEFT's; give what its get_base_model\(\) returns"),
+        (tiny_bert(), {"tau": 0.3}, "dict is no ASAConfig; give one, or nothing"),
+        (tiny_bert(), MethodsConfig(), "MethodsConfig is no ASAConfig"),
+    ],
+)
+def test_what_is_no_model_or_no_settings_is_named(model: Any, config: Any, why: str) -> None:
+    with pytest.raises(RequestError, match=rf"^{why}"):
+        attach(model, config)
+
+
+def test_what_a_batch_lacks_is_named() -> None:
+    batch = tiny_batch("classification")
+    words = {"inputs_embeds": torch.zeros(3, 10, 16), "attention_mask": batch.inputs["attention_mask"]}
+    for name in ("asa", "freelb"):
+        with pytest.raises(RequestError, match=r"^the batch has inputs_embeds, attention_mask and no input_ids; give"):
+            backward(tiny_module("classification", ASAConfig()), replace(batch, inputs=words), name)
+    with pytest.raises(RequestError, match=r"^a batch of kind mlm has no positions; give the masked tokens' places"):
+        backward(tiny_module(asa=ASAConfig()), replace(tiny_batch(), positions=None))
+
+
+def test_a_misspelt_method_is_told_which_there_are() -> None:
+    with pytest.raises(RequestError, match=r"^no method 'azza'; .*allowed: vanilla, asa, "):
+        limits.check("azza", MethodsConfig(), "fp32", 0)
+
+
+class Silent(Stateless):
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        learn(engine, {"task": engine.forward(batch).logits.sum()})
+        return self.answer
+
+
+@pytest.mark.parametrize(("answer", "had"), [(None, "NoneType"), ({"task": torch.ones(())}, r"\['task'\]")])
+def test_a_method_of_ones_own_returns_its_loss(answer: Any, had: str) -> None:
+    method = Outside("mine", Silent(answer))
+    with pytest.raises(RequestError, match=rf"^method mine returned {had}; return a dict of its terms, 'loss' among"):
+        method.backward(tiny_engine(tiny_module("classification")), tiny_batch("classification"), At(0, 0))
+
+
+def test_a_method_of_ones_own_has_all_parts() -> None:
+    class Bare:
+        passes = 1
+
+        def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+            return {}
+
+    with pytest.raises(
+        RequestError,
+        match=r"^method mine has no after_step, load_state_dict, replays, state_dict, uses_adversary; derive",
+    ):
+        Outside("mine", cast(Any, Bare()))
