@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from accelerate.utils import DistributedType
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
@@ -38,11 +39,18 @@ def refuse_trainer(trainer: "AdversarialTrainer", fitted: bool = False) -> None:
 
 
 def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
-    """Raises RequestError where nothing of the model is to be trained, or the optimizer, by whomever it was made, would
-    leave the adversary as it is. One that shows none of the model's parameters either, but copies of its own
-    (offloading ones do), cannot be told."""
-    if not any(p.requires_grad for p in trainer.model.parameters()):
+    """Raises RequestError where nothing of the model is to be trained, where torch's optimizers would train weights in
+    fp16, or where the optimizer, by whomever it was made, would leave the adversary as it is. One that shows none of
+    the model's parameters either, but copies of its own (offloading ones do), cannot be told."""
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    if not trained:
         raise RequestError("no parameter of the model requires a gradient; set requires_grad of those to be trained")
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's has it inside
+    if type(optimizer).__module__.startswith("torch.optim") and any(p.dtype == torch.float16 for p in trained):
+        raise RequestError(
+            "weights in fp16 are not trained by torch's optimizers, since what Adam divides by is 0 there; load the"
+            " model with dtype=torch.float32 and set fp16=True"
+        )
     if trainer.adversary is None:
         return
     held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}

@@ -141,6 +141,22 @@ def test_what_was_set_after_the_trainer_was_built(tmp_path: Path) -> None:
         trainer.train()
 
 
+def test_weights_in_fp16_are_left_to_optimizers_that_keep_others(tmp_path: Path) -> None:
+    """Adam's eps is 0 in fp16, so that single weights go off by hundreds of times the rate in a step."""
+
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float = 1e-3) -> None:
+            super().__init__(params, {"lr": lr})
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            """It may have masters in fp32."""
+
+    with pytest.raises(RequestError, match=r"^weights in fp16 .* dtype=torch.float32 and set fp16=True$"):
+        build(tmp_path, "vanilla", tiny_bert("classification").half()).train()
+    half = tiny_bert("classification").half()
+    build(tmp_path, "vanilla", half, optimizer_cls_and_kwargs=(Own, {})).train()
+
+
 def test_a_model_under_the_autocast_of_an_earlier_trainer(tmp_path: Path) -> None:
     """It stays on the model, which would be trained in bf16 by one whose arguments say fp32."""
     model: Any = tiny_bert("classification")
