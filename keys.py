@@ -52,7 +52,7 @@ def _refuse_other(node: yaml.ScalarNode, number: float, other: bool) -> None:
     """Raises Misread where a number is other than it looks."""
     if other:
         line = node.start_mark.line + 1
-        raise Misread(f"line {line}: {node.value} would be {number}; write {number}, or {node.value!r}")
+        raise Misread(f"line {line}: {node.value} would be {number}; write {number}, or {node.value!r} for text")
 
 
 # Times stay text, as the parser has them.

@@ -17,6 +17,8 @@ from asa.errors import RequestError
 from asa.typed import Function
 
 FILE = "adversary.safetensors"
+# The settings that a TaskModel decides; a method decides the others.
+OF_MODEL = ("mask", "temperature", "heads", "reversal", "empty_row", "masked_score", "sentence", "dropout")
 MASKED = -1e4  # score of a masked unit: tau is calibrated for this constant, so it is no option
 
 # B rows, D width, H heads, L length (queries, then keys)

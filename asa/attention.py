@@ -226,22 +226,24 @@ def _shift_embeddings(signal: Signal, module: nn.Module, args: tuple[Any, ...], 
     """
     if signal.now is None or (delta_BLD := signal.now.perturb.embed_BLD) is None:
         return None
-    if delta_BLD.shape != words_BLD.shape:
+    try:
+        return words_BLD + delta_BLD.expand_as(words_BLD)
+    except RuntimeError:
         raise RequestError(
-            f"the model embeds words of shape {list(words_BLD.shape)} where the batch's, which are perturbed, have"
-            f" {list(delta_BLD.shape)}; let it embed all input_ids at once, as they are given"
-        )
-    return words_BLD + delta_BLD
+            f"the model embeds words of shape {list(words_BLD.shape)} where the perturbation has"
+            f" {list(delta_BLD.shape)}; give one of that shape, and let the model embed input_ids as they are given"
+        ) from None
 
 
 def _begin(signal: Signal, layers: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if signal.now is not None and not torch.compiler.is_compiling():
+    if signal.now is not None:
         if signal.now.once and signal.now.left.begun:
             raise RequestError(
                 "the model runs its encoder more than once in a pass, and a method perturbs one run of it; give it both"
                 " texts as one row, or train by vanilla or r_drop"
             )
         signal.now.left.begun = True
+    if signal.now is not None and not torch.compiler.is_compiling():
         signal.now.left.masks.clear()  # of an earlier forward of the same pass
         recall(blocks_of(module, layers), signal)  # of what was switched on since the pass began
     shifted = signal.now is not None and signal.now.perturb.embed_BLD is not None

@@ -197,7 +197,8 @@ class Passes:
 class PlainEngine(Passes):
     """Plain torch in fp32, the reference for DeepSpeed; several processes add their gradients up.
 
-    Weights may be bf16, and passes under autocast. Raises: RequestError for weights in fp16.
+    Passes may be under autocast. Weights in bf16 are trained as they are, so that of an update what is less than some
+    256th of a weight is lost. Raises: RequestError for weights in fp16.
     """
 
     def __init__(self, module: TaskModel, optim: OptimConfig, steps: int, device: torch.device) -> None:
@@ -242,6 +243,8 @@ class PlainEngine(Passes):
         self._norms.listen(norms)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        # Where the caller's autocast lies around several steps, it would go on with what it made of the old weights.
+        torch.clear_autocast_cache()
         norm, applied = self.optimizer.grad_norm, not self.optimizer.overflow
         self.applied += int(applied)
         return StepStats(applied, norm, rate, 1.0, *(self._norms.read(norm) if applied else (None, None)))

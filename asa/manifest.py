@@ -21,6 +21,7 @@ from asa.places import fsync, locked
 
 NAME = "manifest.json"
 _SIGNATURE = "sha256"
+_BEGIN = b'{\n "facts": '  # of every manifest, as _text writes it
 _MARK = ".unfinished-asa"  # in FOLDER.partial: it is ours, and locked while it is worked in
 
 
@@ -119,33 +120,40 @@ def unchanged(path: Path, kinds: Collection[str]) -> str:
             content = _ours(folder, outer=folder != whole.parent)
             files: dict[str, Any] = content["files"] if content and content["kind"] in kinds else {}
             listed = files.get(whole.relative_to(folder).as_posix())
-            if listed is not None and listed["sha256"] != sha256:
-                raise WorkError(
-                    f"{path} is damaged: its sha256 is not the one in {NAME}; restore it or, if the change is yours,"
-                    f" remove {folder / NAME}"
-                )
+            if listed is None:
+                continue
+            if listed["sha256"] == sha256:
+                break  # what lies around is not asked
+            raise WorkError(
+                f"{path} is damaged: its sha256 is not the one in {NAME}; restore it or, if the change is yours,"
+                f" remove {folder / NAME}"
+            )
     return sha256
 
 
 def _ours(folder: Path, outer: bool = False) -> dict[str, Any] | None:
     """The manifest of a folder that was finished here, whatever its kind; None without one and for another program's.
 
-    Args: outer, that the folder is only around the one that counts, so that what cannot be read is another's.
+    Args: outer, that the folder is only around the one that counts, so that what is not clearly ours is another's.
     Raises: WorkError where it is damaged, be it by one byte, or of an older version.
     """
     path = folder / NAME
     if not path.is_file():
         return None
     content: Any = None
+    text = b""
     try:
-        content = json.loads(path.read_bytes())
+        text = path.read_bytes()
+        content = json.loads(text)
     except (ValueError, RecursionError, OSError) as error:
-        if not outer:
+        if not outer or text.startswith(_BEGIN):
             why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is damaged: it is no JSON"
-            raise WorkError(f"{path} {why}; make the folder anew or remove the file") from None
-    # One byte that is changed leaves three of the four keys.
-    ours = sum(key in content for key in ("kind", "facts", "files", _SIGNATURE)) if isinstance(content, dict) else 0
-    return _content(folder, "data", "") if ours >= 3 else None
+            mend = "make the folder anew or remove the file, which may be another program's"
+            raise WorkError(f"{path} {why}; {mend}") from None
+    keys = sum(key in content for key in ("kind", "facts", "files", _SIGNATURE)) if isinstance(content, dict) else 0
+    # One byte that is changed leaves three of the four keys, or what it begins with.
+    ours = text.startswith(_BEGIN) or keys == 4 if outer else keys >= 3
+    return _content(folder, "data", "") if ours else None
 
 
 def _read(folder: Path, kind: str, flag: str) -> dict[str, Any]:

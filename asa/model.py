@@ -55,7 +55,9 @@ def joined(first: Output, second: Output) -> Output:
 
 class TaskModel(nn.Module):
     """`model` is exported; `adversary` (None where the method needs none) is saved beside it. Another TaskModel of the
-    same model attaches it anew; where its settings of attention differ, this one no longer attacks."""
+    same model attaches it anew; where its settings of attention differ, this one no longer attacks. Of `asa` it reads
+    what says how attention is attacked (asa.adversary.OF_MODEL), in which the method's settings must be the same; what
+    that costs, as tau and the divergence, the method's alone say."""
 
     same_dropout = False  # True while passes with and without masks are given the same random state
     whole = False  # True while passes with and without a tap of final states are: then none leaves anything out

@@ -78,7 +78,8 @@ class DeepSpeedEngine(Passes):
 
     def backward(self, loss: Tensor) -> None:
         # DeepSpeed averages over ranks; our losses are shares of a sum.
-        self._engine.backward(self._vetoed(loss) * dist.world())
+        with self._own_types():
+            self._engine.backward(self._vetoed(loss) * dist.world())
 
     def step(self, norms: bool = False) -> StepStats:
         if self._order is not None:
@@ -208,6 +209,9 @@ class DeepSpeedEngine(Passes):
     def _follow_masters(self) -> None:
         """Make the weights that are computed with from the fp32 ones, as a step does."""
         if self.partitioned:
+            # What the last pass has gathered would be computed with for longer: of a fine-tuning run's chosen weights
+            # the last ones' scores were told.
+            self._optimizer._partition_all_parameters()
             for group in range(len(self._optimizer.fp16_groups)):
                 self._optimizer._reassign_or_swap_out_partitioned_parameters(group)
         elif self._zero:

@@ -3,10 +3,15 @@
 import ast
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 COMMANDS = (
     "flops",
@@ -21,6 +26,7 @@ COMMANDS = (
     "gpu",
 )
 COMMANDS += ("data-prep", "tokenize", "reader")
+GRACE = 20  # seconds that what was started may take to end in order
 
 
 def command(name: str) -> Callable[[list[str]], None]:
@@ -37,20 +43,37 @@ def command(name: str) -> Callable[[list[str]], None]:
 
 
 def end_in_order() -> None:
-    """Make SIGTERM and SIGHUP the end of what was started and an exit in order; not what nohup has ignored."""
-    for stop in (signal.SIGTERM, signal.SIGHUP):
+    """Make signals the end of what was started and an exit in order; not those that nohup or a shell has ignored."""
+    for stop in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(stop) != signal.SIG_IGN:
             signal.signal(stop, _end)
 
 
 def _end(number: int, _: object) -> None:
-    """Asks all processes below this one to end: whoever has started one waits for it, some for as long as it works."""
+    """Asks all processes below this one to end, and waits: their files lie in folders that are removed at the end."""
     import psutil
 
-    for process in psutil.Process().children(recursive=True):
+    below = psutil.Process().children(recursive=True)
+    for process in below:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
+    until = time.monotonic() + GRACE
+    while any(map(_works, below)) and time.monotonic() < until:
+        time.sleep(0.05)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     sys.exit(128 + number)
+
+
+def _works(process: "psutil.Process") -> bool:
+    """But for multiprocessing's tracker, which ends with the process that it tracks for."""
+    import psutil
+
+    try:
+        ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return not ended and "multiprocessing.resource_tracker" not in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ def started(
     Args: settings, environment variables besides those there are.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as told:
-        variables = os.environ | (settings or {})
+        # Its last line is the last one written, on whichever of the two streams.
+        variables = os.environ | {"PYTHONUNBUFFERED": "1", **(settings or {})}
         process = subprocess.Popen(command, env=variables, stdout=told, stderr=subprocess.STDOUT)
         try:
             yield process, told

@@ -29,7 +29,8 @@ class AcceleratedPasses(Passes):
         return self.probe(batch, perturb, tap)
 
     def backward(self, loss: Tensor) -> None:
-        self._accelerator.backward(loss)
+        with self._own_types():
+            self._accelerator.backward(loss)
 
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         """Gradients in `wrt`; on their way through an fp16 model they are scaled, or small ones would vanish."""

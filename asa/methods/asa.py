@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from asa.adversary import Adversaries, Adversary, ASAConfig
+from asa.adversary import OF_MODEL, Adversaries, Adversary, ASAConfig
 from asa.batch import Batch
-from asa.config import to_dict
 from asa.engine import Engine
 from asa.errors import RequestError
 from asa.fused.products import Keys, Products
@@ -76,20 +75,18 @@ def ready(
     """What attacks a pass over `batch`, and where its maps will be, by layer.
 
     Args: layers not named attend freely. dropout: "shared" where another pass is to draw the same.
-    Raises: RequestError for a model without adversaries, and for adversaries of other settings than the method's.
+    Raises: RequestError for a model without adversaries, and for one whose part of the settings is not the method's.
     """
     adversary = engine.module.adversary
     if adversary is None:
         raise RequestError(
             "the model has no adversary for this method to train; build TaskModel(model, kind, ASAConfig())"
         )
-    if adversary.config != config:
-        theirs, ours = to_dict(adversary.config), to_dict(config)
-        name = next(name for name, value in ours.items() if theirs[name] != value)
-        raise RequestError(
-            f"asa.{name} is {theirs[name]} in the TaskModel and {ours[name]} in the method's settings; give both one"
-            " ASAConfig"
-        )
+    for name in OF_MODEL:
+        if (theirs := getattr(adversary.config, name)) != (ours := getattr(config, name)):
+            raise RequestError(
+                f"asa.{name} is {theirs} in the TaskModel and {ours} in the method's settings; give both one ASAConfig"
+            )
     maps: Maps = {}
     # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
     ids_BL = batch.ids.flatten(0, -2)

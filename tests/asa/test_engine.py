@@ -156,7 +156,7 @@ def test_embed_is_added_to_the_word_embeddings_before_position_and_norm() -> Non
 def test_a_pass_that_fails_leaves_no_perturbation_behind() -> None:
     module, batch = tiny_module(), tiny_batch()
     before = module(batch).logits
-    with pytest.raises(RuntimeError, match="size of tensor"):
+    with pytest.raises(RequestError, match=r"^the model embeds words of shape .* the perturbation has \[\d+, \d+,"):
         module(batch, Perturb(embed_BLD=torch.ones(ROWS, LENGTH + 1, WIDTH)))
     assert torch.equal(module(batch).logits, before)
 

@@ -390,8 +390,32 @@ def test_a_part_that_has_changed_is_found_by_whatever_path(by: str, tmp_path: Pa
     assert manifest.unchanged(path, ("nut",))
 
 
-def test_what_only_lies_around_need_not_be_a_manifest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "around", ["", "of another program", '{"kind": 1, "files": 2, "sha256": 3}', '{"kind": "fruit"}']
+)
+def test_what_only_lies_around_need_not_be_a_manifest(around: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.bin").write_text("1")
-    (tmp_path / manifest.NAME).write_text("of another program")
+    (tmp_path / manifest.NAME).write_text(around)
     assert manifest.unchanged(tmp_path / "in" / "a.bin", ("fruit",))
+
+
+def test_another_programs_manifest_beside_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_text("1")
+    (tmp_path / manifest.NAME).write_text('{"kind": "app", "files": []}')
+    assert manifest.unchanged(tmp_path / "a.bin", ("fruit",))
+
+
+def test_a_damaged_manifest_around_counts_for_parts_and_not_for_what_is_whole_by_itself(tmp_path: Path) -> None:
+    part = tmp_path / "part" / "a.bin"
+    part.parent.mkdir()
+    part.write_text("1")
+    manifest.write(tmp_path, "fruit", {})
+    path = tmp_path / manifest.NAME
+    good = path.read_bytes()
+    for damaged in (good[:-20], good.replace(b"fruit", b"fruiu")):
+        path.write_bytes(damaged)
+        with pytest.raises(WorkError, match=r"manifest\.json is damaged"):
+            manifest.unchanged(part, ("fruit",))
+    manifest.write(part.parent, "fruit", {})
+    assert manifest.unchanged(part, ("fruit",))

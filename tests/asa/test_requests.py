@@ -1,12 +1,13 @@
 """What a program of one's own gets wrong is refused in one line, where it would be a traceback or another training."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
-from transformers import BertModel, BertPreTrainedModel
+from transformers import BertForMaskedLM, BertModel, BertPreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from asa.adversary import ASAConfig
@@ -14,12 +15,15 @@ from asa.attention import attach
 from asa.batch import Batch
 from asa.engine import Engine, PlainEngine
 from asa.errors import RequestError
+from asa.integrations.passes import AcceleratedPasses
 from asa.methods import METHODS, At, MethodsConfig, limits
+from asa.methods.asa import ASA
 from asa.methods.base import Outside, Stateless, learn
 from asa.methods.freelb import FreeLBConfig
 from asa.model import TaskModel
 from asa.optim import OptimConfig
-from tests.asa.conftest import CPU, gradients, tiny_batch, tiny_bert, tiny_engine, tiny_module
+from asa.signal import Perturb
+from tests.asa.conftest import CPU, LENGTH, ROWS, WIDTH, gradients, tiny_batch, tiny_bert, tiny_engine, tiny_module
 
 
 def backward(module: TaskModel, batch: Batch, name: str = "asa", **settings: Any) -> dict[str, Tensor]:
@@ -56,6 +60,50 @@ def test_autocast_around_a_method_is_autocast_around_its_passes(name: str, dtype
     for part, value in found[0].items():
         size = value.norm().item()
         assert (value - found[1][part]).norm().item() <= 0.02 * size, part
+
+
+class Asked(torch.autograd.Function):
+    """A number, in whose gradient's place autocast is asked for."""
+
+    asked: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        Asked.asked.append(torch.is_autocast_enabled("cpu"))
+        return grads[0].expand(2)
+
+
+def test_no_gradient_is_made_under_the_callers_autocast() -> None:
+    engine = tiny_engine(tiny_module("classification"))
+    passes = AcceleratedPasses(engine.module, 1, Accelerator(cpu=True))
+    Asked.asked.clear()
+    x = torch.ones(2, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        for one in (engine, passes):
+            one.ascend(Asked.apply(x), [x])
+            one.backward(Asked.apply(x))
+        assert torch.is_autocast_enabled("cpu")
+    assert Asked.asked == [False] * 4
+
+
+def test_autocast_around_steps_sees_the_weights_of_each() -> None:
+    """It keeps what it has made of weights until it ends."""
+    losses = []
+    for around in (True, False):
+        engine, batch, found = tiny_engine(tiny_module("classification")), tiny_batch("classification"), []
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            for _ in range(4):
+                with torch.autocast("cpu", torch.bfloat16):
+                    terms = METHODS["vanilla"](MethodsConfig()).backward(engine, batch, At(0, 0))
+                engine.step()
+                found.append(float(terms["loss"]))
+        losses.append(found)
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
 
 
 def _cast(forward: Any, dtype: torch.dtype) -> Any:
@@ -98,11 +146,39 @@ def test_an_encoder_that_runs_twice_in_a_pass_is_not_half_perturbed(name: str) -
         method.backward(engine, batch, At(0, 0))
 
 
+@pytest.mark.parametrize("compiled", ["module", "model"])
+def test_nor_where_it_is_compiled(compiled: str) -> None:
+    module = TaskModel(Pair(tiny_bert("classification").config), "classification", ASAConfig())
+    (module if compiled == "module" else module.model).compile(backend="eager")
+    with pytest.raises(RequestError, match=r"^the model runs its encoder more than once"):
+        backward(module, tiny_batch("classification"))
+
+
+class Again(BertForMaskedLM):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.bert(*args, **kwargs)
+        return super().forward(*args, **kwargs)
+
+
+def test_nor_is_a_masked_lms() -> None:
+    module = TaskModel(Again(cast(Any, tiny_bert().config)), "mlm", ASAConfig())
+    with pytest.raises(RequestError, match=r"^the model runs its encoder more than once"):
+        backward(module, tiny_batch())
+
+
+def test_one_perturbation_may_be_every_rows() -> None:
+    module, batch = tiny_module("classification"), tiny_batch("classification")
+    of_all = torch.randn(LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
+    found = [module(batch, Perturb(embed_BLD=delta)).logits for delta in (of_all, of_all.expand(ROWS, LENGTH, WIDTH))]
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    assert not torch.equal(found[0], module(batch).logits)
+
+
 def test_a_perturbation_of_other_words_than_are_embedded_is_named() -> None:
     model = Pair(tiny_bert("classification").config)
     model.halves = True
     with pytest.raises(
-        RequestError, match=r"^the model embeds words of shape \[3, 5, 16\] where .* \[3, 10, 16\]; let"
+        RequestError, match=r"^the model embeds words of shape \[3, 5, 16\] where .* \[3, 10, 16\]; give"
     ):
         backward(TaskModel(model, "classification"), tiny_batch("classification"), "freelb")
 
@@ -110,7 +186,7 @@ def test_a_perturbation_of_other_words_than_are_embedded_is_named() -> None:
 @pytest.mark.parametrize(
     ("theirs", "why"),
     [
-        (ASAConfig(tau=0.1), "asa.tau is 0.1 in the TaskModel and 0.3 in the method's settings"),
+        (ASAConfig(reversal=1.0), "asa.reversal is 1.0 in the TaskModel and 0.0001 in the method's settings"),
         (ASAConfig(heads="each"), "asa.heads is each in the TaskModel and shared in"),
         (ASAConfig(mask="gumbel"), "asa.mask is gumbel in the TaskModel and hard in"),
     ],
@@ -123,6 +199,26 @@ def test_settings_that_contradict_the_adversarys_are_named(name: str, theirs: AS
     method.after_step(engine := tiny_engine(module))
     with pytest.raises(RequestError, match=rf"^{why}.*; give both one ASAConfig$"):
         method.backward(engine, tiny_batch("classification"), At(0, 0))
+
+
+class Annealed(ASA):
+    """Another tau in each step."""
+
+    def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        self.config = replace(self.config, tau=2 * self.config.tau)
+        return super().backward(engine, batch, at)
+
+
+class Named(ASAConfig):
+    pass
+
+
+def test_what_only_a_method_reads_may_be_its_own() -> None:
+    batch = tiny_batch("classification")
+    module = tiny_module("classification", Named())
+    methods = (ASA(ASAConfig()), Annealed(ASAConfig()))
+    penalties = [method.backward(tiny_engine(module), batch, At(0, 0))["penalty"] for method in methods]
+    torch.testing.assert_close(penalties[1], 4 * penalties[0])
 
 
 def test_a_kind_is_one_that_there_is_and_the_batchs() -> None:

@@ -281,6 +281,28 @@ def rows_of_two_lengths(out: Path) -> None:
         (out / "mixed.json").write_text(json.dumps(said))
 
 
+def evaluated(engine: Engine, batch: Batch) -> Tensor:
+    """As a fine-tuning run evaluates."""
+    engine.module.eval()
+    with torch.no_grad():
+        logits = engine.module(batch).logits.clone()
+    engine.module.train()
+    return logits
+
+
+def restored(name: str) -> list[float]:
+    """By how much an evaluation after a step differs from one before it, and so once the weights of before are back."""
+    engine, batch = make_engine(name, "vanilla", 1), micro_batch(0, 0, 1)
+    before, kept = evaluated(engine, batch), [(part, value.clone()) for part, value in engine.parts("weights")]
+    METHODS["vanilla"](OPTIONS).backward(engine, batch, At(0, 0))
+    engine.step()
+    after = evaluated(engine, batch)
+    engine.restore("weights", kept)
+    again = evaluated(engine, batch)
+    engine.close()
+    return [(found - before).abs().max().item() for found in (after, again)]
+
+
 def resume(out: Path) -> None:
     """Each ZeRO stage on two processes, saved and continued."""
     cases = [case for case in matrix.THIN if case.precision == "fp32"]
@@ -304,6 +326,9 @@ def main(out: Path, every: bool) -> None:
     else:
         resume(out)
         rows_of_two_lengths(out)
+        apart = {name: restored(name) for name in ENGINES}
+        if dist.is_main():
+            (out / "restored.json").write_text(json.dumps(apart))
     dist.close()  # a process that ends without it is now and then aborted by gloo's threads
 
 
