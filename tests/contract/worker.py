@@ -291,9 +291,12 @@ def evaluated(engine: Engine, batch: Batch) -> Tensor:
 
 
 def restored(name: str) -> list[float]:
-    """By how much an evaluation after a step differs from one before it, and so once the weights of before are back."""
+    """By how much an evaluation after a step differs from one of the first weights, and so once these are back. None
+    before the step: DeepSpeed keeps what it has gathered only in the order of passes that a step has shown it."""
     engine, batch = make_engine(name, "vanilla", 1), micro_batch(0, 0, 1)
-    before, kept = evaluated(engine, batch), [(part, value.clone()) for part, value in engine.parts("weights")]
+    kept = [(part, value.clone()) for part, value in engine.parts("weights")]
+    with torch.no_grad():
+        before = build("vanilla").eval()(batch).logits
     METHODS["vanilla"](OPTIONS).backward(engine, batch, At(0, 0))
     engine.step()
     after = evaluated(engine, batch)
