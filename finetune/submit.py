@@ -105,7 +105,7 @@ def text(sheet: Sheet, run: Path) -> str:
 def answers(sheet: Sheet, these: Stored, run: Path) -> list[str]:
     """What stands in the file, row by row. Raises RequestError for classes that the server does not know."""
     if not sheet.answers:
-        # As the labels are: the server's correlations do not change, but a number beyond the scale is refused.
+        # Within the labels' scale, beyond which the server refuses a number; what was beyond it counts as its end.
         return [f"{min(5.0, max(0.0, float(row[0]))):.5f}" for row in these.predictions.logits]
     written = _written(sheet, these.labels, run)
     return [written[int(label)] for label in these.predictions.labels]  # type: ignore[arg-type]  # an index
