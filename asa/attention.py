@@ -226,13 +226,14 @@ def _shift_embeddings(signal: Signal, module: nn.Module, args: tuple[Any, ...], 
     """
     if signal.now is None or (delta_BLD := signal.now.perturb.embed_BLD) is None:
         return None
-    try:
-        return words_BLD + delta_BLD.expand_as(words_BLD)
-    except RuntimeError:
+    has, wanted = delta_BLD.shape, words_BLD.shape
+    sizes = zip(reversed(has), reversed(wanted), strict=False)  # it may be one for all rows
+    if len(has) > len(wanted) or any(size not in (1, of_words) for size, of_words in sizes):
         raise RequestError(
-            f"the model embeds words of shape {list(words_BLD.shape)} where the perturbation has"
-            f" {list(delta_BLD.shape)}; give one of that shape, and let the model embed input_ids as they are given"
-        ) from None
+            f"the model embeds words of shape {list(wanted)} where the perturbation has {list(has)};"
+            " give one of that shape, and let the model embed input_ids as they are given"
+        )
+    return words_BLD + delta_BLD
 
 
 def _begin(signal: Signal, layers: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -243,8 +243,7 @@ class PlainEngine(Passes):
         self._norms.listen(norms)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        # Where the caller's autocast lies around several steps, it would go on with what it made of the old weights.
-        torch.clear_autocast_cache()
+        forget_old_weights()
         norm, applied = self.optimizer.grad_norm, not self.optimizer.overflow
         self.applied += int(applied)
         return StepStats(applied, norm, rate, 1.0, *(self._norms.read(norm) if applied else (None, None)))
@@ -260,6 +259,7 @@ class PlainEngine(Passes):
         mine = dict(self.parts(state))
         for name, part in parts:
             mine[name].copy_(part)
+        forget_old_weights()
 
     def counters(self) -> dict[str, Any]:
         return {"applied": self.applied, "scaler": {}}
@@ -267,6 +267,12 @@ class PlainEngine(Passes):
     def set_counters(self, counters: dict[str, Any]) -> None:
         self.applied = counters["applied"]
         set_updates(self.optimizer, self.applied)
+
+
+def forget_old_weights() -> None:
+    """After a change of weights: where the caller's autocast is around several passes, it would go on with what it has
+    made of the ones before."""
+    torch.clear_autocast_cache()
 
 
 def load_parameters(module: nn.Module, state: dict[str, Tensor]) -> None:

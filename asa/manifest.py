@@ -135,7 +135,8 @@ def _ours(folder: Path, outer: bool = False) -> dict[str, Any] | None:
     """The manifest of a folder that was finished here, whatever its kind; None without one and for another program's.
 
     Args: outer, that the folder is only around the one that counts, so that what is not clearly ours is another's.
-    Raises: WorkError where it is damaged, be it by one byte, or of an older version.
+    Raises: WorkError where it is damaged, be it by one byte, or of an older version. An outer one that is damaged in
+        how it begins, or is empty, is taken for another program's.
     """
     path = folder / NAME
     if not path.is_file():
@@ -151,7 +152,7 @@ def _ours(folder: Path, outer: bool = False) -> dict[str, Any] | None:
             mend = "make the folder anew or remove the file, which may be another program's"
             raise WorkError(f"{path} {why}; {mend}") from None
     keys = sum(key in content for key in ("kind", "facts", "files", _SIGNATURE)) if isinstance(content, dict) else 0
-    # One byte that is changed leaves three of the four keys, or what it begins with.
+    # One byte that is changed leaves three of the four keys; past what it begins with, that.
     ours = text.startswith(_BEGIN) or keys == 4 if outer else keys >= 3
     return _content(folder, "data", "") if ours else None
 

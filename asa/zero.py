@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asa import dist
 from asa.batch import Batch
-from asa.engine import Passes, Precision, State, StepStats, set_rate
+from asa.engine import Passes, Precision, State, StepStats, forget_old_weights, set_rate
 from asa.errors import WorkError
 from asa.model import Output, TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, PartNorms, build_optimizer, set_updates, start
@@ -69,7 +69,12 @@ class DeepSpeedEngine(Passes):
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         self._restore_dropout(tap)
-        return self._engine(batch, perturb, tap)
+        with self._own_types():  # on a GPU DeepSpeed has it so; probes go by it
+            return self._engine(batch, perturb, tap)
+
+    def probe(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        with self._own_types():
+            return super().probe(batch, perturb, tap)
 
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         # On their way through a half-precision model small gradients vanish, and adversaries have small ones.
@@ -88,6 +93,7 @@ class DeepSpeedEngine(Passes):
         set_rate(self._optimizer, rate)
         self._norms.listen(norms)
         self._engine.step()
+        forget_old_weights()
         self._clear()
         applied = self._engine.was_step_applied()
         self.applied += int(applied)
@@ -152,6 +158,7 @@ class DeepSpeedEngine(Passes):
                 self._set(mine[name], state, part)
         if state == "weights":
             self._follow_masters()
+        forget_old_weights()
 
     def counters(self) -> dict[str, Any]:
         scaler = self._scaler()

@@ -50,7 +50,8 @@ def end_in_order() -> None:
 
 
 def _end(number: int, _: object) -> None:
-    """Asks all processes below this one to end, and waits: their files lie in folders that are removed at the end."""
+    """Asks all processes below this one to end and, after a while, makes them: their files lie in folders that are
+    removed at the end."""
     import psutil
 
     below = psutil.Process().children(recursive=True)
@@ -60,6 +61,9 @@ def _end(number: int, _: object) -> None:
     until = time.monotonic() + GRACE
     while any(map(_works, below)) and time.monotonic() < until:
         time.sleep(0.05)
+    for process in filter(_works, below):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(128 + number)

@@ -15,7 +15,7 @@ from asa import hf, manifest
 from asa.adversary import Adversaries
 from asa.batch import Kind
 from asa.config import flat, to_dict
-from asa.engine import Engine, Precision
+from asa.engine import Engine, Precision, forget_old_weights
 from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
 from asa.integrations.own_loss import refuse_loss
@@ -181,6 +181,7 @@ class AdversarialTrainer(TypedTrainer):
 
     def _updated(self) -> None:
         """After each optimizer step, applied or skipped by an fp16 overflow."""
+        forget_old_weights()
         self._means.steps += 1
         self._method.after_step(self._engine())
 

@@ -87,6 +87,7 @@ def ready(
             raise RequestError(
                 f"asa.{name} is {theirs} in the TaskModel and {ours} in the method's settings; give both one ASAConfig"
             )
+    adversary.config = config  # which is saved beside them
     maps: Maps = {}
     # Drawn here and not in the layers: one that activation checkpointing repeats would draw anew.
     ids_BL = batch.ids.flatten(0, -2)

@@ -1,6 +1,8 @@
 """What a program of one's own gets wrong is refused in one line, where it would be a traceback or another training."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from transformers import BertForMaskedLM, BertModel, BertPreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from asa.adversary import ASAConfig
+from asa.adversary import ASAConfig, saved_config
 from asa.attention import attach
 from asa.batch import Batch
 from asa.engine import Engine, PlainEngine
@@ -95,7 +97,8 @@ def test_autocast_around_steps_sees_the_weights_of_each() -> None:
     losses = []
     for around in (True, False):
         engine, batch, found = tiny_engine(tiny_module("classification")), tiny_batch("classification"), []
-        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+        # Not one that is switched off: it would keep what those inside make, too.
+        with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
             for _ in range(4):
                 with torch.autocast("cpu", torch.bfloat16):
                     terms = METHODS["vanilla"](MethodsConfig()).backward(engine, batch, At(0, 0))
@@ -174,13 +177,32 @@ def test_one_perturbation_may_be_every_rows() -> None:
     assert not torch.equal(found[0], module(batch).logits)
 
 
-def test_a_perturbation_of_other_words_than_are_embedded_is_named() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_perturbation_of_other_words_than_are_embedded_is_named(compiled: bool) -> None:
     model = Pair(tiny_bert("classification").config)
     model.halves = True
+    module = TaskModel(model, "classification")
+    if compiled:
+        module.compile(backend="eager")
     with pytest.raises(
-        RequestError, match=r"^the model embeds words of shape \[3, 5, 16\] where .* \[3, 10, 16\]; give"
+        RequestError, match=r"^the model embeds words of shape \[3, 5, 16\] where .* \[3, 10, 16\]; giv"
     ):
-        backward(TaskModel(model, "classification"), tiny_batch("classification"), "freelb")
+        backward(module, tiny_batch("classification"), "freelb")
+
+
+def test_an_addition_that_fails_is_no_wrong_shape() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        tiny_module()(tiny_batch(), Perturb(embed_BLD=torch.ones(ROWS, LENGTH, WIDTH).as_subclass(Full)))
+
+
+class Full(Tensor):
+    """Added to anything, it finds memory full."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in ("add", "__add__", "__radd__"):
+            raise torch.OutOfMemoryError
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 @pytest.mark.parametrize(
@@ -189,6 +211,14 @@ def test_a_perturbation_of_other_words_than_are_embedded_is_named() -> None:
         (ASAConfig(reversal=1.0), "asa.reversal is 1.0 in the TaskModel and 0.0001 in the method's settings"),
         (ASAConfig(heads="each"), "asa.heads is each in the TaskModel and shared in"),
         (ASAConfig(mask="gumbel"), "asa.mask is gumbel in the TaskModel and hard in"),
+        (ASAConfig(temperature=2.0), "asa.temperature is 2.0 in the TaskModel and 1.0 in"),
+        (
+            ASAConfig(empty_row="uniform", masked_score="replaced"),
+            "asa.empty_row is uniform in the TaskModel and unmasked in",
+        ),
+        (ASAConfig(masked_score="replaced"), "asa.masked_score is replaced in the TaskModel and shifted in"),
+        (ASAConfig(sentence="head"), "asa.sentence is head in the TaskModel and hidden_softmax in"),
+        (ASAConfig(dropout="shared"), "asa.dropout is shared in the TaskModel and independent in"),
     ],
 )
 @pytest.mark.parametrize("name", ["asa", "asa_sparse", "asa_freelb"])
@@ -213,12 +243,15 @@ class Named(ASAConfig):
     pass
 
 
-def test_what_only_a_method_reads_may_be_its_own() -> None:
+def test_what_only_a_method_reads_may_be_its_own_and_is_saved(tmp_path: Path) -> None:
     batch = tiny_batch("classification")
     module = tiny_module("classification", Named())
     methods = (ASA(ASAConfig()), Annealed(ASAConfig()))
     penalties = [method.backward(tiny_engine(module), batch, At(0, 0))["penalty"] for method in methods]
     torch.testing.assert_close(penalties[1], 4 * penalties[0])
+    assert module.adversary is not None
+    module.adversary.save_pretrained(tmp_path)
+    assert saved_config(tmp_path).tau == 2 * ASAConfig().tau
 
 
 def test_a_kind_is_one_that_there_is_and_the_batchs() -> None:

@@ -50,22 +50,25 @@ def test_a_signal_is_an_exit_in_order_unless_it_is_ignored(stop: signal.Signals)
 
 
 WAITING = """
-import multiprocessing, subprocess, time
-from benchmarks.__main__ import end_in_order
-end_in_order()
+import multiprocessing, subprocess, sys, time
+import benchmarks.__main__
+benchmarks.__main__.GRACE = 2
+benchmarks.__main__.end_in_order()
 if __name__ == "__main__":
     lasting = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     lasting.start()
-    print(subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE).stdout.readline())
+    command = ["sh", "-c", sys.argv[1] + "sleep 600 & echo $!; wait"]
+    print(subprocess.Popen(command, stdout=subprocess.PIPE).stdout.readline())
     print(lasting.pid, flush=True)
     lasting.join()
 """
 
 
-def test_a_signal_ends_what_is_waited_for_and_what_nobody_waits_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heeds", ["", "trap '' TERM; "])
+def test_a_signal_ends_what_is_waited_for_and_what_nobody_waits_for(heeds: str, tmp_path: Path) -> None:
     """Python waits for a process of multiprocessing before its own end, however long that works."""
     (tmp_path / "waiting.py").write_text(WAITING)
-    command = [sys.executable, str(tmp_path / "waiting.py")]
+    command = [sys.executable, str(tmp_path / "waiting.py"), heeds]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
         assert process.stdout is not None
         below = [psutil.Process(int(process.stdout.readline().strip(b"b'n\\\n"))) for _ in range(2)]

@@ -87,12 +87,20 @@ def test_ranks_with_rows_of_two_lengths_give_the_gradients_of_plain_torch(result
         assert (found[name] - expected[name]).norm().item() <= 1e-5 * size, name
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_weights_that_are_put_back_are_those_that_are_computed_with(results: Path, engine: str) -> None:
-    """On ZeRO 3 several ranks scored a run's chosen weights by the last ones, which a pass had gathered."""
-    after, again = json.loads((results / "restored.json").read_text())[engine]
-    assert after > 1e-2
+def test_weights_of_a_step_and_those_put_back_are_what_is_computed_with(
+    results: Path, engine: str, autocast: bool
+) -> None:
+    """On ZeRO 3 several ranks scored a run's chosen weights by the last ones, which a pass had gathered; autocast keeps
+    what it has made of weights."""
+    moved, stale, again, asked, *types = json.loads((results / "restored.json").read_text())[f"{engine}-{autocast}"]
+    assert moved > 1e-2
+    assert stale == 0
     assert again <= TOLERANCE
+    assert not asked, "gradients have the types of their pass, whatever autocast is around"
+    # DeepSpeed's engine has a precision of its own.
+    assert set(types) == {"torch.bfloat16" if autocast and engine == "plain" else "torch.float32"}
 
 
 def test_gradients_that_come_in_other_orders_are_not_mixed_up_in_silence(results: Path) -> None:

@@ -7,7 +7,7 @@ import gc
 import json
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -290,20 +290,43 @@ def evaluated(engine: Engine, batch: Batch) -> Tensor:
     return logits
 
 
-def restored(name: str) -> list[float]:
-    """By how much an evaluation after a step differs from one of the first weights, and so once these are back. None
-    before the step: DeepSpeed keeps what it has gathered only in the order of passes that a step has shown it."""
+def restored(name: str) -> list[Any]:
+    """By how much an evaluation differs: after a step from one of the first weights, that from one for which autocast
+    has kept nothing, and from one of the first weights once these are back. Whether a gradient was made under autocast,
+    and the types of a probe and a pass. No evaluation before the step: DeepSpeed keeps what it has gathered only in the
+    order of passes that a step has shown it."""
+    asked: list[Any] = []
     engine, batch = make_engine(name, "vanilla", 1), micro_batch(0, 0, 1)
     kept = [(part, value.clone()) for part, value in engine.parts("weights")]
     with torch.no_grad():
         before = build("vanilla").eval()(batch).logits
-    METHODS["vanilla"](OPTIONS).backward(engine, batch, At(0, 0))
+    probed, passed = engine.probe(batch), engine.forward(batch)
+    loss = task_loss(passed, batch)
+    loss.register_hook(lambda _: asked.append(torch.is_autocast_enabled("cpu")))
+    engine.backward(loss)
     engine.step()
     after = evaluated(engine, batch)
+    torch.clear_autocast_cache()
+    anew = evaluated(engine, batch)
     engine.restore("weights", kept)
     again = evaluated(engine, batch)
     engine.close()
-    return [(found - before).abs().max().item() for found in (after, again)]
+    pairs = ((after, before), (after, anew), (again, before))
+    return [
+        *((one - other).abs().max().item() for one, other in pairs),
+        *asked,
+        str(probed.logits.dtype),
+        str(passed.logits.dtype),
+    ]
+
+
+def put_back(engines: Sequence[str]) -> dict[str, list[Any]]:
+    """The same of engines, alone and in one autocast around everything."""
+    found = {}
+    for name, around in product(engines, (False, True)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            found[f"{name}-{around}"] = restored(name)
+    return found
 
 
 def resume(out: Path) -> None:
@@ -318,6 +341,8 @@ def main(out: Path, every: bool) -> None:
     torch.set_num_threads(1)
     torch_dist.init_process_group("gloo")
     perturb.uniform = perturb.gaussian = same_draws
+    # First, since ZeRO 3 gives a process another linear layer, of whose weights autocast keeps nothing.
+    apart = put_back(ENGINES[:-1] if dist.world() == 2 else ())
     for name, method, slots in every_case() if every else cases(dist.world()):
         result = run(name, method, slots)
         if dist.is_main():
@@ -329,7 +354,7 @@ def main(out: Path, every: bool) -> None:
     else:
         resume(out)
         rows_of_two_lengths(out)
-        apart = {name: restored(name) for name in ENGINES}
+        apart |= put_back(ENGINES[-1:])
         if dist.is_main():
             (out / "restored.json").write_text(json.dumps(apart))
     dist.close()  # a process that ends without it is now and then aborted by gloo's threads

@@ -267,7 +267,7 @@ def test_sigkill_at_twenty_points_and_the_same_bytes(
     kill_again_and_again(big_dump, tmp_path / "out", 20, expected)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_is_one_line_and_resumable(
     number: signal.Signals, big_dump: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:

@@ -115,7 +115,12 @@ def altered(content: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    [("step-*/model.safetensors", truncated), ("best-*", truncated), ("best-*", altered), ("best-*", None)],
+    [
+        ("step-*/model.safetensors", truncated),
+        pytest.param("best-*", truncated, marks=pytest.mark.slow),
+        ("best-*", altered),
+        ("best-*", None),
+    ],
 )
 def test_a_damaged_state_is_told_and_the_run_starts_anew(
     file: str,

@@ -118,7 +118,10 @@ def test_kernels_that_compute_something_else_are_told_and_left_alone(
     assert message.startswith(f"Triton's kernels are wrong here, so attention is not fused: {told}")
 
 
-@pytest.mark.parametrize(("threshold", "share"), [(0, 1.0), (49152, 0.25)])  # none dropped; those dropped that stay
+@pytest.mark.parametrize(
+    ("threshold", "share"),
+    [pytest.param(0, 1.0, marks=pytest.mark.slow), (49152, 0.25)],  # none dropped; those dropped that stay
+)
 def test_a_wrong_share_of_dropout_on_which_all_kernels_agree_is_noticed(
     threshold: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_two_processes_share_the_fine_tuning_runs(make: Make, tmp_path: Path) ->
         assert len(made) == 1
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_trials_of_a_search(make: Make, tmp_path: Path) -> None:
     config = make(methods=["vanilla", "freelb"], max_steps=1)
     save_yaml(config, tmp_path / "run.yaml")
@@ -126,7 +127,7 @@ def test_two_processes_of_deepspeed_share_a_fine_tuning_run(
         assert two[-1]["test_loss"] == pytest.approx(one[-1]["test_loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_run_without_a_launcher_answers_a_stop_itself(
     number: signal.Signals, request_: PretrainConfig, tmp_path: Path
 ) -> None:
