@@ -275,11 +275,17 @@ def _version(package: str) -> str:
 
 def installed() -> dict[str, Any]:
     """Everything a run depends on: `environment`, the processors, every package with its version."""
-    packages = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
     return {
         **environment(),
         "cores": os.cpu_count(),
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
-        "packages": dict(sorted(packages.items())),
+        "packages": _packages(),
     }
+
+
+@functools.cache
+def _packages() -> dict[str, str]:
+    """Read once for all runs of a sweep."""
+    found = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
+    return dict(sorted(found.items()))
