@@ -71,7 +71,8 @@ def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:
 
 def _number(task: TaskConfig, row: Row, value: Any) -> float:
     try:
-        number = math.nan if "_" in str(value) else float(value)  # Python reads 1_01 as 101
+        # Python reads 1_01 as 101 and true as 1.
+        number = math.nan if "_" in str(value) or isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     except OverflowError:  # a whole number of JSON

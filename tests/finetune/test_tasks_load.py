@@ -448,6 +448,7 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
             r"t.jsonl: column 'label' has 2 numbers such as 1.45 for classes; set --task.kind regression, or",
         ),
         ([{"text": "x", "label": "a"}] * 2, {}, r"column 'label' has one class only, 'a'; .* --task.label"),
+        ([{"text": "x", "label": True}], {"kind": "regression"}, r"t.jsonl:1: label True is no number"),
         ([{"text": "x", "label": "high"}], {"kind": "regression"}, r"t.jsonl:1: label 'high' is no number"),
         ([{"text": "x", "label": "nan"}], {"kind": "regression"}, r"label 'nan' is no number"),
         (
