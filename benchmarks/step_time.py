@@ -5,12 +5,14 @@ The steps take turns in one process, so that a busy machine slows all alike; wha
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
+from scipy.stats import bootstrap
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
@@ -39,6 +41,7 @@ from benchmarks.tables import asked, save
 from benchmarks.updates import TRIALS, free, settle
 from pretrain.figures import peak
 
+LEAST_ROUNDS = 5  # of which it is told how far a ratio strays
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
@@ -137,24 +140,41 @@ def report(
         line = f"{label:{wide}s}{1000 * taken:10.1f}{1000 * min(seconds[label]):10.1f}{taken / middle[first]:8.3f}"
         line += f"{rows / taken:10.1f}"
         lines.append(line + (f"{used[label]:8.1%}" if label in used else ""))
-    return "\n".join([*lines, *_bounded(request, middle)])
+    return "\n".join([*lines, *_bounded(request, seconds)])
 
 
-def _bounded(request: StepTimeConfig, middle: Mapping[str, float]) -> list[str]:
-    """A line of ratios for each attention and precision that the table has."""
+def _bounded(request: StepTimeConfig, seconds: Mapping[str, list[float]]) -> list[str]:
+    """A line of ratios for each attention and precision that the table has, of several rounds with their intervals."""
     found, lines = cases(request), []
     for precision in dict.fromkeys(request.precision):
         for way in dict.fromkeys(request.attention):
             mine = {
-                case.name: middle[label]
+                case.name: seconds[label]
                 for label, case in found.items()
                 if case.precision == precision and case.attention == way_of(case.name, way)
             }
+            found_ratios = ratios({name: median(taken) for name, taken in mine.items()}, [*PAIRS, (ASA, TWIN)])
             shown = ", ".join(
-                f"{show(pair)} {value:.3f}" for pair, value in ratios(mine, [*PAIRS, (ASA, TWIN)]).items()
+                f"{show(pair)} {value:.3f}{interval(mine[pair[0]], mine[pair[1]])}"
+                for pair, value in found_ratios.items()
             )
             lines += [f"{way}, {precision}: {shown}"] if shown else []
     return lines
+
+
+def interval(ones: Sequence[float], others: Sequence[float]) -> str:
+    """Between which ratios of medians 95 % lie where the rounds, in each of which both were timed, are drawn anew:
+    ` (2.05-2.14)`. Nothing for less than five rounds, which tell too little."""
+    if len(ones) < LEAST_ROUNDS:
+        return ""
+    found = bootstrap(
+        (ones, others),
+        lambda one, other, axis=-1: np.median(one, axis=axis) / np.median(other, axis=axis),
+        paired=True,
+        method="percentile",
+        rng=0,
+    ).confidence_interval
+    return f" ({found.low:.2f}-{found.high:.2f})"
 
 
 def utilisation(

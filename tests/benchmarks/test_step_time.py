@@ -19,7 +19,7 @@ from benchmarks.memory import MemoryConfig, memory
 from benchmarks.memory import measure as peaks_of
 from benchmarks.peak import Peak, peak_bytes
 from benchmarks.plot import draw
-from benchmarks.step_time import StepTimeConfig, _time, flops, measure, report, step_time
+from benchmarks.step_time import StepTimeConfig, _time, flops, interval, measure, report, step_time
 from benchmarks.steps import ASA, STOCK, TWIN, VANILLA, bert_config, folder_config, method_of, names_of, task_batch
 from benchmarks.updates import settle, trainer
 from tests.asa import encoders
@@ -341,6 +341,19 @@ def test_the_report_gives_medians_and_ratios_to_the_first_step() -> None:
         ["twin", "500.0", "500.0", "2.500", "16.0"],
         ["sdpa,", "fp32:", "ASA/vanilla", "2.000,", "ASA/twin", "0.800"],
     ]
+
+
+def test_ratios_of_many_rounds_say_how_far_they_stray() -> None:
+    """Rounds are drawn whole: a machine that is slow for a while is so for all steps."""
+    slow = [1.0, 2.0, 4.0, 1.5, 3.0]
+    told = interval([2.1 * seconds for seconds in slow], slow)
+    assert told == " (2.10-2.10)"
+    low, high = map(float, interval([2.0, 2.2, 2.1, 2.05, 2.4], [1.0] * 5).strip(" ()").split("-"))
+    assert 2.0 <= low < 2.1 < high <= 2.4
+    assert interval(slow[:4], slow[:4]) == ""
+    seconds = {VANILLA: slow, ASA: [2 * one for one in slow]}
+    line = report(StepTimeConfig(methods=tuple(seconds)), 8, 64, CPU, seconds).splitlines()[-1]
+    assert line == "sdpa, fp32: ASA/vanilla 2.000 (2.00-2.00)"
 
 
 def test_the_picture_has_a_bar_for_each_method_and_length(tmp_path: Path) -> None:
