@@ -108,18 +108,30 @@ def test_a_setting_of_the_data_commands_changes_what_is_written(
     assert before != after
 
 
-@pytest.mark.parametrize("setting", ROBUSTNESS)
-def test_a_setting_of_the_attack_changes_what_is_found(setting: str, place: Path, tmp_path: Path) -> None:
-    value, beside = ROBUSTNESS[setting]
+def _found(place: Path, out: Path, changes: dict[str, Any]) -> list[dict[str, Any]]:
+    """What attacks on two runs find."""
     runs = place / "runs" / "colours"
     asked = {"models": {"one": runs / "tiny-vanilla-0", "two": runs / "tiny-vanilla-1"}, "reference": "one"}
-    asked |= {"task": {"folder": place / "task"}, "radius": 0.2, "radii": 3, "steps": 6, "split": "train", **beside}
-    found = []
-    for name, changed in (("before", {}), ("after", {setting: value})):
-        robustness(from_dict(RobustnessConfig, {**asked, **changed, "out": tmp_path / name}))
-        ends = [record.read(path)[-1] for path in sorted((tmp_path / name).glob(f"*/*/*/{record.NAME}"))]
-        found.append([{key: one for key, one in end.items() if key != "seconds"} for end in ends])
-    assert found[0] != found[1]
+    asked |= {"task": {"folder": place / "task"}, "radius": 0.2, "radii": 3, "steps": 6, "split": "train", **changes}
+    robustness(from_dict(RobustnessConfig, {**asked, "out": out}))
+    ends = [record.read(path)[-1] for path in sorted(out.glob(f"*/*/*/{record.NAME}"))]
+    return [{key: one for key, one in end.items() if key != "seconds"} for end in ends]
+
+
+@pytest.fixture(scope="module")
+def usual(place: Path) -> list[dict[str, Any]]:
+    return _found(place, place / "usual", {})
+
+
+@pytest.mark.parametrize("setting", ROBUSTNESS)
+def test_a_setting_of_the_attack_changes_what_is_found(
+    setting: str, place: Path, usual: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    value, beside = ROBUSTNESS[setting]
+    before = _found(place, tmp_path / "before", beside) if beside else usual
+    after = _found(place, tmp_path / "after", {**beside, setting: value})
+    assert len(before) == len(after) == 2
+    assert before != after
 
 
 def test_overwrite_lets_other_settings_take_a_folder(place: Path, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_two_processes_train_as_one_does_and_say_what_they_run(request_: Pretrai
     assert all(curve[-1] < curve[0] - 0.8 for curve in curves)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_what_it_says(request_: PretrainConfig, tmp_path: Path) -> None:
     """Ctrl-C ends the `tee` behind a run as well."""
     config = replace(request_, method="vanilla", steps=4, eval_every=2, save_every=2, log_every=1)
