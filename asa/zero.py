@@ -25,6 +25,7 @@ class DeepSpeedEngine(Passes):
     """DeepSpeed ZeRO 0 to 3 with the accumulation window in our hands.
 
     DeepSpeed's own window keeps only the last backward before step() on ZeRO 1 and 2; unmanaged accumulation is exact.
+    Passes and gradients are in the engine's precision, whatever autocast is around.
     """
 
     def __init__(
