@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fused.oracle import DEVICE
+from tests.fused.oracle import DEVICE, SLOW_HERE
 from tests.ranks import run_ranks
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -18,7 +18,7 @@ TOLERANCES = {"fp32": (1e-5, 1e-4), "fp16": (1e-3, 1e-2), "bf16": (2e-3, 3e-2)}
 CASES = [
     (2, "fp32"),
     (3, "fp16"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, "fp16"), (3, "bf16"))),
+    *(pytest.param(*case, marks=SLOW_HERE) for case in ((2, "fp16"), (3, "bf16"))),
 ]
 
 

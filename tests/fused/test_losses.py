@@ -20,7 +20,7 @@ from asa.methods import METHODS, At, MethodsConfig
 from asa.optim import OptimConfig
 from tests.asa.conftest import tiny_batch, tiny_module
 from tests.asa.test_compared import by_torch, case, gradients
-from tests.fused.oracle import DEVICE, error
+from tests.fused.oracle import DEVICE, SLOW_HERE, error
 
 losses: Any = pytest.importorskip("asa.fused.losses", reason="no Triton here")
 
@@ -47,7 +47,7 @@ def problem(rows: int, classes: int, dtype: torch.dtype = torch.float32) -> tupl
 
 @both_ways
 @pytest.mark.parametrize("dtype", GRADIENTS, ids=str)
-@pytest.mark.parametrize("classes", [2, 3, 17, 255, 300, 1024, 5001, pytest.param(30522, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("classes", [2, 3, 17, 255, 300, 1024, 5001, pytest.param(30522, marks=SLOW_HERE)])
 def test_losses_and_gradients_are_torchs(
     classes: int, dtype: torch.dtype, compare: Callable[[Tensor, Tensor], Compared]
 ) -> None:

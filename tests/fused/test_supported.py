@@ -14,7 +14,7 @@ from asa.errors import WorkError
 from asa.fused.probe import fault
 from asa.methods import METHODS, At, MethodsConfig
 from tests.asa.conftest import tiny_batch, tiny_engine, tiny_module
-from tests.fused.oracle import DEVICE
+from tests.fused.oracle import DEVICE, SLOW_HERE
 
 HERE = torch.device(DEVICE)
 SHAPE = (4, 12, 2048, 128)
@@ -81,7 +81,7 @@ def test_the_kernels_are_tried_only_by_a_method_that_may_use_them(
     assert bool(tries) == asked
 
 
-SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in (torch.float32, torch.bfloat16)]
+SLOW = [pytest.param(x, marks=SLOW_HERE) for x in (torch.float32, torch.bfloat16)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, *SLOW], ids=str)
@@ -120,7 +120,7 @@ def test_kernels_that_compute_something_else_are_told_and_left_alone(
 
 @pytest.mark.parametrize(
     ("threshold", "share"),
-    [pytest.param(0, 1.0, marks=pytest.mark.slow), (49152, 0.25)],  # none dropped; those dropped that stay
+    [pytest.param(0, 1.0, marks=SLOW_HERE), (49152, 0.25)],  # none dropped; those dropped that stay
 )
 def test_a_wrong_share_of_dropout_on_which_all_kernels_agree_is_noticed(
     threshold: int, share: float, monkeypatch: pytest.MonkeyPatch

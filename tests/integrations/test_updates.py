@@ -1,6 +1,7 @@
 """What AdversarialTrainer's updates are: Trainer's own for vanilla, the same however a step is cut, our engine's."""
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def test_vanilla_trains_as_the_stock_trainer_does(
     for name in ("loss", "grad_norm", "learning_rate"):
         assert logged(ours, name) == pytest.approx(logged(stock, name), rel=1e-6, abs=1e-6)
     assert_close(weights(ours.model), weights(stock.model))
+
+
+def test_autocast_around_training_sees_the_weights_of_each_step(tmp_path: Path) -> None:
+    """It keeps what it has made of weights until it ends: the stock Trainer goes on with the first ones."""
+    found = []
+    for around in (True, False):
+        with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
+            found.append(
+                logged(two_epochs("classification", "vanilla", tmp_path, bf16=True, learning_rate=1e-2), "loss")
+            )
+    assert found[0] == found[1]
+    assert found[0][-1] < found[0][0]
 
 
 @pytest.mark.parametrize(
