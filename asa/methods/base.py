@@ -103,7 +103,7 @@ class Outside:
     taken for a method that does not help.
 
     Raises: RequestError where it lacks a part of the protocol; from backward for another number of backward passes,
-        and for no loss.
+        for no loss and for terms that are no tensors.
     """
 
     def __init__(self, name: str, method: Method) -> None:
@@ -122,6 +122,10 @@ class Outside:
         if not isinstance(terms, dict) or "loss" not in terms:
             had = f"{list(cast('dict[str, Tensor]', terms))}" if isinstance(terms, dict) else type(terms).__name__
             raise RequestError(f"method {self._name} returned {had}; return a dict of its terms, 'loss' among them")
+        for term, value in cast("dict[str, Any]", terms).items():
+            if not isinstance(value, Tensor):
+                had = type(value).__name__
+                raise RequestError(f"method {self._name} returned {term} as {had}; return its terms as tensors")
         if counted.backwards != self._method.passes:
             raise RequestError(
                 f"method {self._name} called engine.backward {counted.backwards} times for a micro-batch and says"

@@ -323,6 +323,13 @@ def test_a_method_of_ones_own_returns_its_loss(answer: Any, had: str) -> None:
         method.backward(tiny_engine(tiny_module("classification")), tiny_batch("classification"), At(0, 0))
 
 
+@pytest.mark.parametrize(("value", "had"), [(None, "NoneType"), (0.5, "float")])
+def test_the_terms_of_a_method_of_ones_own_are_tensors(value: Any, had: str) -> None:
+    method = Outside("mine", Silent({"loss": value}))
+    with pytest.raises(RequestError, match=rf"^method mine returned loss as {had}; return its terms as tensors$"):
+        method.backward(tiny_engine(tiny_module("classification")), tiny_batch("classification"), At(0, 0))
+
+
 def test_a_method_of_ones_own_has_all_parts() -> None:
     class Bare:
         passes = 1
