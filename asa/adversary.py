@@ -1,6 +1,7 @@
 """ASA's adversary: one per self-attention layer, it decides which token pairs may attend (Wu et al. 2023, Eq. 5-8)."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -242,7 +243,9 @@ class Adversaries(nn.ModuleList):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: p.detach().contiguous().cpu() for name, p in self.state_dict().items()}
-        save_file(state, folder / FILE, metadata={"asa": json.dumps(to_dict(self.config))})
+        # A subclass's further settings are its method's.
+        settings = ASAConfig(**{field.name: getattr(self.config, field.name) for field in fields(ASAConfig)})
+        save_file(state, folder / FILE, metadata={"asa": json.dumps(to_dict(settings))})
 
     def load_pretrained(self, folder: Path | str) -> None:
         """Read what save_pretrained wrote. Raises RequestError where there is none, or another shape or kind of map."""

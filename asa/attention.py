@@ -233,7 +233,7 @@ def _shift_embeddings(signal: Signal, module: nn.Module, args: tuple[Any, ...], 
             f"the model embeds words of shape {list(wanted)} where the perturbation has {list(has)};"
             " give one of that shape, and let the model embed input_ids as they are given"
         )
-    return words_BLD + delta_BLD
+    return words_BLD + delta_BLD.expand_as(words_BLD)  # as it is, a lone number would have no say in the type
 
 
 def _begin(signal: Signal, layers: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

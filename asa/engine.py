@@ -6,7 +6,7 @@ fp32, so that what one has saved any other reads.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -67,6 +67,11 @@ class Engine(Protocol):
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's gradients to what the next step applies; those of a loss that is not finite are NaN."""
+        ...
+
+    def types(self) -> AbstractContextManager[Any]:
+        """Inside, what is computed beside the passes has their types: those of the caller's autocast, where the engine
+        goes by it."""
         ...
 
     def same_dropout(self, masks: bool = True, taps: bool = True) -> AbstractContextManager[None]:
@@ -139,6 +144,9 @@ class Passes:
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         with self._own_types():
             return torch.autograd.grad(loss, tuple(wrt))
+
+    def types(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def _own_types(self) -> AbstractContextManager[Any]:
         """Gradients have the types of their forward pass, also where the caller's autocast is around both: it would
@@ -280,6 +288,7 @@ def load_parameters(module: nn.Module, state: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, p in module.named_parameters():
             p.copy_(state[name])
+    forget_old_weights()
 
 
 def set_rate(optimizer: Any, rate: float) -> None:

@@ -136,7 +136,7 @@ def _ours(folder: Path, outer: bool = False) -> dict[str, Any] | None:
 
     Args: outer, that the folder is only around the one that counts, so that what is not clearly ours is another's.
     Raises: WorkError where it is damaged, be it by one byte, or of an older version. An outer one that is damaged in
-        how it begins, or is empty, is taken for another program's.
+        how it begins, or is empty, may be taken for another program's.
     """
     path = folder / NAME
     if not path.is_file():

@@ -1,6 +1,7 @@
 """DeepSpeed's engine, ZeRO 0 to 3. The only file that imports deepspeed."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from inspect import getclosurevars
 from types import SimpleNamespace
 from typing import Any, cast
@@ -70,12 +71,16 @@ class DeepSpeedEngine(Passes):
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         self._restore_dropout(tap)
-        with self._own_types():  # on a GPU DeepSpeed has it so; probes go by it
+        with self.types():
             return self._engine(batch, perturb, tap)
 
     def probe(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
-        with self._own_types():
+        with self.types():
             return super().probe(batch, perturb, tap)
+
+    def types(self) -> AbstractContextManager[Any]:
+        """The engine's own, whatever autocast is around: on a GPU DeepSpeed has its passes so."""
+        return self._own_types()
 
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         # On their way through a half-precision model small gradients vanish, and adversaries have small ones.

@@ -164,17 +164,18 @@ def _bounded(request: StepTimeConfig, seconds: Mapping[str, list[float]]) -> lis
 
 def interval(ones: Sequence[float], others: Sequence[float]) -> str:
     """Between which ratios of medians 95 % lie where the rounds, in each of which both were timed, are drawn anew:
-    ` (2.05-2.14)`. Nothing for less than five rounds, which tell too little."""
+    ` (2.051-2.142)`. Nothing for less than five rounds, which tell too little."""
     if len(ones) < LEAST_ROUNDS:
         return ""
     found = bootstrap(
         (ones, others),
         lambda one, other, axis=-1: np.median(one, axis=axis) / np.median(other, axis=axis),
         paired=True,
+        batch=100,  # not all of them in memory
         method="percentile",
         rng=0,
     ).confidence_interval
-    return f" ({found.low:.2f}-{found.high:.2f})"
+    return f" ({found.low:.3f}-{found.high:.3f})"
 
 
 def utilisation(

@@ -220,8 +220,14 @@ def formula(arguments: Arguments) -> str:
 
 
 def power_of_ten(before: str) -> Callable[[Arguments], str]:
-    """`9` -> `×10⁹`; with nothing {{e}} is French: XIX{{e}}."""
-    return lambda arguments: f"{before}10{_sup(arguments[0][0])}" if any(arguments[0][:1]) else "e"
+    """`9` -> `×10⁹`; with nothing {{e}} is French: XIX{{e}}. What is too long for a power stays as it is, so that those
+    in one another do not grow without end."""
+
+    def shown(arguments: Arguments) -> str:
+        power = "".join(arguments[0][:1])
+        return "e" if not power else f"{before}10{_sup(power)}" if len(power) <= _LONGEST else power
+
+    return shown
 
 
 def raised(arguments: Arguments) -> str:

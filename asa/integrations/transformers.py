@@ -217,6 +217,7 @@ class AdversarialTrainer(TypedTrainer):
         self._method.load_state_dict(state)
         if self.adversary is not None:
             self.adversary.load_pretrained(Path(resume_from_checkpoint))
+        forget_old_weights()
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -225,6 +226,7 @@ class AdversarialTrainer(TypedTrainer):
         hf.load_renamed(self.model, best, "resume_from_checkpoint")
         if self.adversary is not None:
             self.adversary.load_pretrained(best)
+        forget_old_weights()
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         if not load_result.unexpected_keys:  # of other names load_renamed sees to it

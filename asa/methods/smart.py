@@ -65,7 +65,7 @@ class SMART(Stateless):
             teacher = _twin(engine.module).to(batch.labels.device)
             _refuse(_follow(teacher, start, beta=0.0))
             self._teacher, self._restored = teacher, None
-        with torch.no_grad():
+        with torch.no_grad(), engine.types():
             return self._teacher(batch).logits
 
     def after_step(self, engine: Engine) -> None:

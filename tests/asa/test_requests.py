@@ -15,6 +15,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from asa.adversary import ASAConfig, saved_config
 from asa.attention import attach
 from asa.batch import Batch
+from asa.config import config
 from asa.engine import Engine, PlainEngine
 from asa.errors import RequestError
 from asa.integrations.passes import AcceleratedPasses
@@ -177,6 +178,16 @@ def test_one_perturbation_may_be_every_rows() -> None:
     assert not torch.equal(found[0], module(batch).logits)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (ROWS, LENGTH, WIDTH)])
+def test_a_perturbation_keeps_its_precision_in_a_half_precision_model(shape: tuple[int, ...]) -> None:
+    module = tiny_module("classification").to(torch.bfloat16)
+    seen: list[torch.dtype] = []
+    words = module.model.get_input_embeddings()
+    words.register_forward_hook(lambda *args: seen.append(args[-1].dtype))
+    module(tiny_batch("classification"), Perturb(embed_BLD=torch.full(shape, 1e-5)))
+    assert seen == [torch.float32]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_perturbation_of_other_words_than_are_embedded_is_named(compiled: bool) -> None:
     model = Pair(tiny_bert("classification").config)
@@ -239,19 +250,24 @@ class Annealed(ASA):
         return super().backward(engine, batch, at)
 
 
-class Named(ASAConfig):
-    pass
+@config
+class Growing(ASAConfig):
+    """ASA's settings and one more."""
+
+    growth: float = 2.0
+    """Of what a method of one's own makes of it."""
 
 
 def test_what_only_a_method_reads_may_be_its_own_and_is_saved(tmp_path: Path) -> None:
     batch = tiny_batch("classification")
-    module = tiny_module("classification", Named())
-    methods = (ASA(ASAConfig()), Annealed(ASAConfig()))
+    module = tiny_module("classification", Growing())
+    methods = (ASA(ASAConfig()), Annealed(Growing(growth=3.0)))
     penalties = [method.backward(tiny_engine(module), batch, At(0, 0))["penalty"] for method in methods]
     torch.testing.assert_close(penalties[1], 4 * penalties[0])
     assert module.adversary is not None
     module.adversary.save_pretrained(tmp_path)
-    assert saved_config(tmp_path).tau == 2 * ASAConfig().tau
+    assert saved_config(tmp_path) == ASAConfig(tau=2 * ASAConfig().tau)
+    module.adversary.load_pretrained(tmp_path)
 
 
 def test_a_kind_is_one_that_there_is_and_the_batchs() -> None:

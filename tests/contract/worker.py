@@ -294,8 +294,8 @@ def evaluated(engine: Engine, batch: Batch) -> Tensor:
 def restored(name: str) -> list[Any]:
     """By how much an evaluation differs: after a step from one of the first weights, that from one for which autocast
     has kept nothing, and from one of the first weights once these are back. Whether a gradient was made under autocast,
-    and the types of a probe and a pass. No evaluation before the step: DeepSpeed keeps what it has gathered only in the
-    order of passes that a step has shown it."""
+    and the types of a probe and a pass. Before the step autocast is shown the weights by an evaluation, but on ZeRO 3:
+    there DeepSpeed keeps what it has gathered only in the order of passes that a step has shown it."""
     asked: list[Any] = []
     engine, batch = make_engine(name, "vanilla", 1), micro_batch(0, 0, 1)
     kept = [(part, value.clone()) for part, value in engine.parts("weights")]
@@ -305,6 +305,8 @@ def restored(name: str) -> list[Any]:
     loss = task_loss(passed, batch)
     loss.register_hook(lambda _: asked.append(torch.is_autocast_enabled("cpu")))
     engine.backward(loss)
+    if not engine.partitioned:
+        evaluated(engine, batch)
     engine.step()
     after = evaluated(engine, batch)
     torch.clear_autocast_cache()
@@ -321,12 +323,20 @@ def restored(name: str) -> list[Any]:
     ]
 
 
+def from_itself(name: str) -> float:
+    """The divergence of SMART's teacher from the model that it begins as."""
+    engine = make_engine(name, "smart", 1)
+    terms = METHODS["smart"](OPTIONS).backward(engine, micro_batch(0, 0, 1), At(0, 0))
+    engine.close()
+    return terms["proximal"].item()
+
+
 def put_back(engines: Sequence[str]) -> dict[str, list[Any]]:
-    """The same of engines, alone and in one autocast around everything."""
+    """The same two of engines, alone and in one autocast around everything."""
     found = {}
     for name, around in product(engines, (False, True)):
         with torch.autocast("cpu", torch.bfloat16, enabled=around):
-            found[f"{name}-{around}"] = restored(name)
+            found[f"{name}-{around}"] = [from_itself(name), *restored(name)]
     return found
 
 

@@ -358,7 +358,7 @@ WORST = {
     "quantities": "{{unité|5|abcdefgh " * 12_000 + "}}" * 12_000,
     "values": "{{val|a b c d " * 12_000 + "}}" * 12_000,
     "raised templates": "{{sup|" * 20_000 + "}}" * 20_000,
-    "powers of ten": "{{e|" * 20_000 + "}}" * 20_000,
+    "powers of ten": "{{e|" * 60_000 + "}}" * 60_000,
     "formulas": "{{chem|(" * 30_000 + ")}}" * 30_000,
     "lowered": "{{sub|" * 30_000 + "}}" * 30_000,
     "errors": "{{unité|5" + "|a" * 40_000 + "|+=" * 40_000 + "}}",

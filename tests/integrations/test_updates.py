@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch, Kind
@@ -58,6 +58,32 @@ def test_autocast_around_training_sees_the_weights_of_each_step(tmp_path: Path) 
             )
     assert found[0] == found[1]
     assert found[0][-1] < found[0][0]
+
+
+def test_autocast_around_training_sees_weights_that_are_put_back(tmp_path: Path) -> None:
+    """The best ones at the end, and those of a checkpoint that is gone on from after an evaluation of others."""
+    save = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1, "max_steps": 3}
+    save |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    found = []
+    for around in (True, False):
+        # The worst model is the best here, and so not the last one.
+        settings = arguments(tmp_path / str(around), bf16=True, learning_rate=3e-2, **save)
+        with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
+            trainer = on_rows(settings, seed=0)
+            trainer.train()
+            best = trainer.evaluate()["eval_loss"]
+            again = on_rows(settings, seed=5)
+            again.evaluate()
+            again.train(resume_from_checkpoint=str(tmp_path / str(around) / "checkpoint-1"))
+        assert best == max(logged(trainer, "eval_loss")) > logged(trainer, "eval_loss")[-2]
+        found.append([best, *logged(again, "loss")])
+    assert found[0] == found[1]
+
+
+def on_rows(settings: TrainingArguments, seed: int) -> AdversarialTrainer:
+    data: Any = rows("classification", 12)
+    model = tiny_bert("classification", seed=seed)
+    return AdversarialTrainer(model, settings, train_dataset=data, eval_dataset=data, method="vanilla")
 
 
 @pytest.mark.parametrize(
