@@ -1,6 +1,6 @@
 """AdamW, its parameter groups and the learning-rate schedule: the same objects for every engine."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -55,10 +55,20 @@ class ClippingAdamW(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         parameters = [p for group in self.param_groups for p in group["params"]]
-        self._global_grad_norm = nn.utils.clip_grad_norm_(parameters, self.clip)
+        self._global_grad_norm = norm_of([p.grad for p in parameters if p.grad is not None])
+        nn.utils.clip_grads_with_norm_(parameters, self.clip, self._global_grad_norm)
         self.overflow = not bool(torch.isfinite(self._global_grad_norm))
         adam: Any = super()
         return None if self.overflow else adam.step(closure)
+
+
+def norm_of(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all of them together."""
+    if gradients and gradients[0].device.type == "cpu":
+        # By rows: there torch adds up the squares of a whole tensor one by one in fp32, 1 % too few of 100 million.
+        rows = [vector_norm(gradient, dim=-1, dtype=torch.float32).flatten() for gradient in gradients]
+        return vector_norm(torch.cat(rows), dtype=torch.float64).float()
+    return nn.utils.get_total_norm(gradients)
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from data_prep.extract import count_up, print_documents, write_part
 from data_prep.finished import identity, is_up_to_date
 from data_prep.parts import Part
 from data_prep.share import numbers
-from data_prep.text import write_jsonl
+from data_prep.text import text_key, title_key, write_jsonl
 from data_prep.tokenizer import Vocabulary
 from data_prep.workspace import Fruitless, Workspace, workspace
 
@@ -71,13 +71,15 @@ def _write_shards(
     given = stored.files(config.documents, "--documents")
     work = partial(write_part, config.min_chars)
     extracted = space.run("text", work, dumps[index::count], space.root / "documents", config.workers)
-    recipe = _recipe(config, vocabulary, vocabulary.save(folder / TOKENIZER), leads_file.kept_out(leads))
+    recipe = _recipe(config, vocabulary, vocabulary.save(folder / TOKENIZER), leads_file.tested(leads))
     # Numbers, and with them the names of files, are the same whether or not the work is shared.
     paths = dict(enumerate(given, len(dumps)))
     paths |= {int(path.stem.rpartition("-")[2]): path for path in (space.root / "documents").glob("*.jsonl")}
     if leads:
         paths[len(dumps) + len(given)] = _write_leads(leads, space.root / "leads.jsonl")
-    todo = _parts({number: paths[number] for number in sorted(paths) if number % count == index}, config, space)
+    mine = {number: paths[number] for number in sorted(paths) if number % count == index}
+    first = _write_leads(leads_file.tested(leads), space.root / "tested.jsonl") if leads else None
+    todo = _parts(mine, first, config, space)
     done = space.run("rows", partial(shards.write_part, recipe), todo, folder, config.workers)
     dropped = {"documents": {"dropped": count_up(extracted)["dropped"]}}
     facts = {**shards.total([shards.NOTHING, *done, dropped]), **_kind_of_rows(vocabulary, config)}
@@ -114,17 +116,23 @@ def _write_leads(leads: list[leads_file.Lead], path: Path) -> Path:
     return path
 
 
-def _recipe(config: BuildConfig, vocabulary: Vocabulary, tokenizer: Path, kept_out: frozenset[str]) -> shards.Recipe:
+def _recipe(
+    config: BuildConfig, vocabulary: Vocabulary, tokenizer: Path, tested: list[leads_file.Lead]
+) -> shards.Recipe:
     ids = List(Value(storage_type(vocabulary.size).name), length=config.length)
     schema = Features({shards.COLUMN: ids}).arrow_schema.serialize().to_pybytes()
     pad, cls, sep, _ = vocabulary.special
-    return shards.Recipe(tokenizer, schema, pad, cls, sep, config.length, config.packing, config.heldout, kept_out)
+    kept_out = frozenset(title_key(lead.title) for lead in tested), frozenset(text_key(lead.text) for lead in tested)
+    return shards.Recipe(tokenizer, schema, pad, cls, sep, config.length, config.packing, config.heldout, *kept_out)
 
 
-def _parts(paths: dict[int, Path], config: BuildConfig, space: Workspace) -> list[Part]:
+def _parts(paths: dict[int, Path], tested: Path | None, config: BuildConfig, space: Workspace) -> list[Part]:
+    """Args: tested are the documents that come through nowhere, and so no duplicate of theirs either."""
     flags: Sequence[Flags | None] = [None] * len(paths)
     if config.dedup is not None:
-        flags = duplicates.find(space, list(paths.values()), config.dedup, config.workers)
+        before = [] if tested is None else [tested]
+        found = duplicates.find(space, [*before, *paths.values()], config.dedup, config.workers)
+        flags = found[len(before) :]
     named = [(f"{number:05d}", path, found) for (number, path), found in zip(paths.items(), flags, strict=True)]
     return [Part(name, path.stat().st_size, (name, path, found)) for name, path, found in named]
 

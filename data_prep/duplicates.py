@@ -11,6 +11,7 @@ import numpy as np
 from asa.errors import WorkError
 from data_prep import minhash
 from data_prep.parts import Part
+from data_prep.text import text_hash
 from data_prep.workspace import Workspace
 
 EXACT, NEAR = "exact duplicate", "near duplicate"
@@ -55,7 +56,7 @@ def hash_part(near: bool, task: tuple[int, Path], folder: Path) -> dict[str, Any
                 text = json.loads(line)["text"]
             except (ValueError, KeyError, TypeError) as error:
                 raise WorkError(f"{path}, line {place}, is no document ({error}); make the folder anew") from None
-            texts.append(minhash.text_hash(text))
+            texts.append(text_hash(text))
             if near:
                 signatures.append(minhash.signature(text))
     minhash.save(folder, number, texts, signatures)

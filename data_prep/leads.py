@@ -56,26 +56,35 @@ def share_of(salt: str, title: str) -> float:
 
 
 def split_of(lead: Lead) -> str | None:
-    """train, dev or test (about 80, 10, 10 %); None for a lead without a topic, which is no part of the task."""
-    if lead.topic == NO_TOPIC:
+    """train, dev or test (about 80, 10, 10 %); None for a lead without topic or text, which is no part of the task."""
+    if lead.topic in (NO_TOPIC, "") or not lead.text:
         return None
     share = share_of("split", lead.title)
     return "train" if share < 0.8 else "dev" if share < 0.9 else "test"
 
 
-def kept_out(leads: list[Lead]) -> frozenset[str]:
-    """The title_key of every dev and test article."""
-    return frozenset(title_key(lead.title) for lead in leads if split_of(lead) in ("dev", "test"))
+def tested(leads: list[Lead]) -> list[Lead]:
+    """Those of the task's dev and test splits, which no training may see."""
+    return [lead for lead in leads if split_of(lead) in ("dev", "test")]
 
 
 def write_task(leads: list[Lead], source: dict[str, str], folder: Path) -> dict[str, int]:
-    """Write SPLIT.jsonl (id, text, label), task.json and, last, the manifest. Returns the rows of each split."""
+    """Write SPLIT.jsonl (id, text, label), task.json and, last, the manifest. Returns the rows of each split.
+
+    Raises: WorkError for leads that make no task: of fewer than two topics, or without any in a split.
+    """
+    members = {split: [lead for lead in leads if split_of(lead) == split] for split in SPLITS}
+    labels = sorted({lead.topic for inside in members.values() for lead in inside})
+    if len(labels) < 2 or not all(members.values()):
+        found = ", ".join(f"{split} {len(inside)}" for split, inside in members.items())
+        raise WorkError(
+            f"the leads make no task ({len(labels)} topics; {found}); give more of them, of two topics or more, or"
+            " their text alone by --dumps"
+        )
     folder.mkdir()
-    labels = sorted({lead.topic for lead in leads} - {NO_TOPIC})
     counts = {}
-    for split in SPLITS:
-        members = [lead for lead in leads if split_of(lead) == split]
-        rows = ({"id": m.title, "text": m.text, "label": labels.index(m.topic)} for m in members)
+    for split, inside in members.items():
+        rows = ({"id": m.title, "text": m.text, "label": labels.index(m.topic)} for m in inside)
         counts[split] = write_jsonl(rows, folder / f"{split}.jsonl")
     task = {
         "name": TASK,

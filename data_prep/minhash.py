@@ -6,8 +6,8 @@ share of 0.8, 99.8 % do; of 0.7, 93 %. In each group that agrees, every document
 time is linear, and the outcome a function of the documents and their order.
 """
 
-import hashlib
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +19,16 @@ from tqdm import tqdm
 
 # N documents of a part, H hashes of a signature, B bands
 HASHES, BANDS, BAND_HASHES = 128, 21, 6
-ALGORITHM = f"rensa R-MinHash {RMinHash.ALGORITHM_VERSION}, {HASHES} hashes, {BANDS} bands"
+ALGORITHM = f"rensa R-MinHash {RMinHash.ALGORITHM_VERSION}, {HASHES} hashes, {BANDS} bands, words 2"
 _GRAM = 5
 _SEED = 1
-# Above this many characters a word, a text is in a script without spaces: its characters stand for words.
+# Characters of scripts without spaces stand for words: of Thai, Lao, Tibetan, Burmese and Khmer, kana, Han.
+_UNSPACED = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+# Above this many characters a word, a text is in another script without spaces.
 _LONG_WORDS = 20
 _PAIRS_AT_ONCE = 2**16
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -37,14 +43,9 @@ class Duplicates(NamedTuple):
     near: Flags
 
 
-def text_hash(text: str) -> int:
-    """64 bits of the text's hash."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
-
-
 def signature(text: str) -> list[int]:
     """The minimal hashes (H, 32 bits each) of a text's word five-grams."""
-    words = text.lower().split()
+    words = _WORD.findall(text.lower())
     if len(text) > _LONG_WORDS * len(words):
         words = list("".join(words))
     grams = {" ".join(words[start : start + _GRAM]) for start in range(max(1, len(words) - _GRAM + 1))}

@@ -22,7 +22,7 @@ from data_prep.duplicates import Flags
 from data_prep.encode import Encoder
 from data_prep.leads import share_of
 from data_prep.stored import read
-from data_prep.text import IN_TASK, Document, title_key
+from data_prep.text import IN_TASK, Document, text_key, title_key
 
 # N rows of a block, L length
 
@@ -47,7 +47,8 @@ NOTHING: Counts = {
 class Recipe(NamedTuple):
     """How every part becomes rows.
 
-    schema: the Arrow schema of a file, serialised. kept_out: the title_key of documents that must not come through.
+    schema: the Arrow schema of a file, serialised. kept_out: the title_key of documents that must not come through;
+    kept_out_texts: the text_key of some.
     """
 
     tokenizer: Path
@@ -59,6 +60,7 @@ class Recipe(NamedTuple):
     packing: Packing
     heldout: float
     kept_out: frozenset[str]
+    kept_out_texts: frozenset[int]
 
 
 class Rows:
@@ -178,6 +180,8 @@ def total(counts: list[Counts]) -> Counts:
 def _reason(document: Document, ids: Ids, recipe: Recipe) -> str:
     """Why a document becomes no row; empty for one that does."""
     if title_key(document.title) in recipe.kept_out:
+        return IN_TASK
+    if recipe.kept_out_texts and text_key(document.text) in recipe.kept_out_texts:
         return IN_TASK
     return "" if len(ids) else "no tokens"
 

@@ -1,13 +1,15 @@
 """What a document is, and which pages become one."""
 
+import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from data_prep import languages
 from data_prep.dump import Page
-from data_prep.wikitext import plain_text
+from data_prep.wikitext import plain_text, without_asides
 
 IN_TASK = "in the task's dev or test split"
 
@@ -21,8 +23,18 @@ class Document(NamedTuple):
 
 
 def title_key(title: str) -> str:
-    """The form in which two titles of one article are equal: case and underscores aside."""
-    return " ".join(title.replace("_", " ").casefold().split())
+    """The form in which two titles of one article are equal: case, underscores and how accents are spelt aside."""
+    return " ".join(unicodedata.normalize("NFC", title.replace("_", " ").casefold()).split())
+
+
+def text_hash(text: str) -> int:
+    """64 bits of the text's hash."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def text_key(text: str) -> int:
+    """Equal for two texts that differ in white space alone."""
+    return text_hash(" ".join(text.split()))
 
 
 def sound(text: str) -> str:
@@ -36,7 +48,10 @@ def convert(page: Page, silent: frozenset[str], min_chars: int) -> Document | st
         return "not in the main namespace"
     if page.is_redirect or page.wikitext[:9].lower() == "#redirect":
         return "redirect"
-    if languages.is_disambiguation(page.title, page.wikitext):
+    # A template in a comment is none; to take comments out of every page would cost more than to look twice.
+    if languages.is_disambiguation(page.title, page.wikitext) and languages.is_disambiguation(
+        page.title, without_asides(page.wikitext)
+    ):
         return "disambiguation"
     return long_enough(Document(page.id, page.title, plain_text(page.wikitext, silent)), min_chars)
 

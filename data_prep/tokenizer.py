@@ -1,5 +1,6 @@
 """The base checkpoint's own tokenizer, so that continual pre-training keeps every token id."""
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +20,26 @@ class Special(NamedTuple):
     mask: int
 
 
+def _refuse_shared(folder: Path, special: Special, flag: str) -> None:
+    """Raises RequestError where what pads a row, separates texts and masks words is not told apart: attention leaves
+    out padding, by its id."""
+    told = {name: special._asdict()[name] for name in ("pad", "sep", "mask")}
+    for one, other in combinations(told, 2):
+        if told[one] == told[other]:
+            raise RequestError(
+                f"{folder} has one id, {told[one]}, for its {one} and {other} tokens; give an encoder by {flag}"
+            )
+    if special.cls in (special.pad, special.mask):
+        raise RequestError(f"{folder} has the id of another special token for its cls token; give an encoder by {flag}")
+
+
 class Vocabulary:
     """A tokenizer that rows can be made with, and what is known of it.
 
     vocab_sha256: of the table token -> id; equal ones read each other's rows. encoder_sha256: of everything that
     decides the ids of a text (normalisation, splitting, merges), so of the rows' bytes.
-    Raises: RequestError for a folder without a fast tokenizer, one that lacks a special token, or a `length` or ids
+    Raises: RequestError for a folder without a fast tokenizer, one that lacks a special token or has one id for two of
+        them, or a `length` or ids
         above what the tokenizer takes, or its model whose config.json lies beside it.
     """
 
@@ -35,10 +50,11 @@ class Vocabulary:
         ids = {name: getattr(tokenizer, f"{name}_token_id") for name in Special._fields}
         if missing := [name for name, value in ids.items() if value is None]:
             raise RequestError(f"{folder} has no {missing[0]} token, which packed rows need; give an encoder by {flag}")
+        self.special = Special(**ids)
+        _refuse_shared(folder, self.special, flag)
         self.size = ids_of(tokenizer)
         if length > (most := min(tokenizer.model_max_length, longest_row(folder, flag, self.size))):
             raise RequestError(f"length = {length}: {folder} takes at most {most}; set --length")
-        self.special = Special(**ids)
         self.vocab_sha256 = vocab_sha256(tokenizer)
         self.encoder_sha256 = encoder_sha256(tokenizer)
         self._tokenizer = tokenizer

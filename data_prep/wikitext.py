@@ -68,6 +68,11 @@ _OPENING = re.compile(rf"<(?=(?:{_SKIPPED_TAGS})\b)", re.IGNORECASE)
 _INCLUDE = re.compile(r"</?(?:only|no)include>", re.IGNORECASE)
 
 
+def without_asides(wikitext: str) -> str:
+    """Without comments and without what is shown as it is written."""
+    return _COMMENT.sub("", wikitext)
+
+
 def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:
     """The prose of one page, paragraphs parted by an empty line. Any text has one: broken markup is closed up.
 

@@ -71,9 +71,7 @@ class Faults:
         self._raise_if_hopeless(engine, "; ".join(map(str, faults)))
 
     def _raise_if_hopeless(self, engine: Engine, lines: str) -> None:
-        mine = next((name for name, p in engine.weights().items() if not torch.isfinite(p).all()), None)
-        broken = next((name for name in dist.gather(mine) if name is not None), None)
-        if broken is not None:
+        if (broken := broken_weight(engine)) is not None:
             raise WorkError(
                 f"weight {broken} is not finite: {lines}; go on from an older checkpoint with a lower --optim.lr"
             )
@@ -84,6 +82,12 @@ class Faults:
 
     def applied(self) -> None:
         self.in_a_row = 0
+
+
+def broken_weight(engine: Engine) -> str | None:
+    """The name of a weight that is not finite, the same on every rank; all call it."""
+    mine = next((name for name, p in engine.weights().items() if not torch.isfinite(p).all()), None)
+    return next((name for name in dist.gather(mine) if name is not None), None)
 
 
 def diagnose(step: int, losses: list[Tensor], rows: list[NDArray[np.int64]]) -> list[Fault]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from asa.methods.base import add
 from asa.places import whole
 from asa.record import Record, Value
 from pretrain.config import PretrainConfig
-from pretrain.faults import Fault
+from pretrain.faults import Fault, broken_weight
 from pretrain.figures import Meter, figures
 from pretrain.objective import Terms, evaluate
 from pretrain.progress import postfix, progress_bar
@@ -217,8 +218,19 @@ def _evaluate_and_log(session: Session) -> bool:
         session.bar.write(f"step {run.step}: held-out {', '.join(shown)}")
     for name, value in scores.items():
         if not math.isfinite(value):
-            raise WorkError(f"the {name} at step {run.step} is {value}; lower --optim.lr or look at that step's data")
+            _refuse_score(run, f"the {name} at step {run.step} is {value}")
     return True
+
+
+def _refuse_score(run: Run, told: str) -> NoReturn:
+    """All ranks call it. Raises WorkError, of a held-out figure that is not finite."""
+    broken = broken_weight(run.engine)
+    if broken is not None and not run.step:
+        raise WorkError(f"{told}: the weight {broken} of {run.config.model} is not finite; give another --model")
+    if broken is not None:
+        why = "go on from an older checkpoint with a lower --optim.lr"
+        raise WorkError(f"{told}: the weight {broken} is not finite; {why}")
+    raise WorkError(f"{told}; lower --optim.lr or look at that step's data")
 
 
 def _save(session: Session, must: bool) -> None:

@@ -46,12 +46,18 @@ class Run:
         return self.config.global_batch * self.batches.length
 
 
+ROUNDED = (
+    "note: in bf16 on a CPU torch rounds sums over the tokens of a micro-batch, so that gradients of LayerNorms and"
+    " embeddings are too small and depend on micro_batch; take fp32 for figures that count"
+)
+
+
 def build(config: PretrainConfig, device: torch.device, found: Path | None = None) -> Run:
     """Model, engine, method and data, at the position of the checkpoint `found` if there is one. All ranks call it."""
     method = METHODS[config.method](config)
     objective = objective_of(config)
     module, notes = objective.build(config, config.asa if method.uses_adversary else None)
-    for note in notes:
+    for note in [*notes, ROUNDED] if config.precision == "bf16" and device.type == "cpu" else notes:
         say(note)
     if config.activation_checkpointing:
         for part in module.children():

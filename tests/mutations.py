@@ -107,8 +107,8 @@ MUTATIONS = (
     Mutation(
         "gradients are not clipped",
         "optim.py",
-        "nn.utils.clip_grad_norm_(parameters, self.clip)",
-        'nn.utils.clip_grad_norm_(parameters, float("inf"))',
+        "nn.utils.clip_grads_with_norm_(parameters, self.clip, self._global_grad_norm)",
+        'nn.utils.clip_grads_with_norm_(parameters, float("inf"), self._global_grad_norm)',
         "asa/test_engine.py::test_the_norm_is_told_before_clipping_and_zero_turns_clipping_off",
     ),
     Mutation(

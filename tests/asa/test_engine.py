@@ -17,7 +17,7 @@ from asa.errors import RequestError
 from asa.hf import checkpoint_activations
 from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
-from asa.optim import OptimConfig, learning_rate
+from asa.optim import OptimConfig, learning_rate, norm_of
 from asa.signal import Left, Pass, Perturb
 from tests.asa.conftest import (
     LAYERS,
@@ -221,6 +221,15 @@ def test_the_norm_is_told_before_clipping_and_zero_turns_clipping_off() -> None:
     name = "model.bert.encoder.layer.0.output.dense.weight"
     moved = [(state[name] - start[name]).abs().max() for state in weights]
     assert moved[0] > 10 * moved[1]
+
+
+def test_the_norm_of_many_numbers_is_whole() -> None:
+    """torch's own is 0.13 % short on a CPU."""
+    many = torch.randn(30_000, 800, generator=torch.Generator().manual_seed(0))
+    parts = [many, many[0], many[0, 0]]
+    expected = math.sqrt(sum(float(part.double().square().sum()) for part in parts))
+    assert float(norm_of(parts)) == pytest.approx(expected, rel=1e-6)
+    assert float(norm_of([])) == 0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -61,7 +61,7 @@ def leads(tmp_path: Path) -> Path:
 
 
 def _lead(title: str, seed: int, topic: str) -> dict[str, str]:
-    return {"title": title, "extract": f"lead {prose(seed, 30)}", "description": "", "topic": topic}
+    return {"title": title, "extract": f"lead {prose(seed, 30)} {title}", "description": "", "topic": topic}
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from data_prep import minhash, sources
+from data_prep.leads import load, split_of
 from tests.data_prep.asking import one_line, run
 from tests.data_prep.conftest import content, dump_xml, page_xml, prose
 from tests.data_prep.test_extract import facts, rows
@@ -110,12 +111,44 @@ def test_a_build_without_duplicates(argv: Argv, repeated: Path, tmp_path: Path) 
     assert arrows(tmp_path / "after") == arrows(tmp_path / "out")
 
 
-def test_equal_texts_alone_and_leads_among_them(argv: Argv, repeated: Path, tmp_path: Path) -> None:
-    lead = {"title": "A lead", "extract": variant(1, 0), "description": "", "topic": "Uncategorized"}
-    (tmp_path / "leads.json").write_text(json.dumps({"A lead": lead}))
-    more = ("--dedup", 1, "--leads", tmp_path / "leads.json")
-    assert run("build", *argv("out", *more)) == 0
-    assert facts(tmp_path / "out/shards")["documents"]["dropped"] == {"exact duplicate": 6}
+def test_equal_texts_alone_and_leads_among_them(argv: Argv, repeated: Path, leads: Path, tmp_path: Path) -> None:
+    given = json.loads(leads.read_text())
+    given["A lead"] = {"title": "A lead", "extract": variant(1, 0), "description": "", "topic": "Uncategorized"}
+    leads.write_text(json.dumps(given))
+    assert run("build", *argv("out", "--dedup", 1, "--leads", leads)) == 0
+    dropped = facts(tmp_path / "out/shards")["documents"]["dropped"]
+    assert dropped["exact duplicate"] == 6
+
+
+@pytest.mark.parametrize(("near", "gone"), [("null", 1), ("0.8", 2)])
+def test_texts_of_the_tasks_dev_and_test_splits_are_kept_out_of_the_rows(
+    near: str, gone: int, model: Path, leads: Path, tmp_path: Path
+) -> None:
+    """Also where they come without the title, as text of one's own does; with `dedup` what is nearly theirs, too."""
+    given = json.loads(leads.read_text())
+    for number, lead in enumerate(given.values()):
+        lead["extract"] = variant(number, 0)
+    leads.write_text(json.dumps(given))
+    chosen = next(number for number, one in enumerate(load(leads)) if split_of(one) == "test")
+    own = tmp_path / "own.txt"
+    own.write_text(f"{variant(chosen, 0).replace(' ', chr(10), 3)}\n\n{variant(chosen, 1)}\n\n{prose(5, 200)}\n")
+    flags = ["--dumps", own, "--leads", leads, "--model", model, "--length", 32, "--heldout", 0.2]
+    assert run("build", *flags, "--dedup", near, "--out", tmp_path / "out") == 0
+    made = facts(tmp_path / "out/shards")["documents"]
+    tested = sum(split_of(lead) in ("dev", "test") for lead in load(leads))
+    in_train = len(load(leads)) - tested
+    assert made["kept"] == in_train + 3 - gone
+    assert sum(made["dropped"].values()) == tested + gone
+
+
+def test_characters_stand_for_words_among_spaced_ones_of_another_script() -> None:
+    """As in Chinese with names and numbers in it."""
+    han = [chr(0x4E00 + 7 * number % 5000) for number in range(300)]
+    mixed = ["".join(han[start : start + 12]) + f" Name{start} " for start in range(0, 300, 12)]
+    changed = [part.replace(part[5], "\u9f98") if place % 6 == 0 else part for place, part in enumerate(mixed)]
+    one, other = (minhash.signature("".join(parts)) for parts in (mixed, changed))
+    equal = sum(mine == theirs for mine, theirs in zip(one, other, strict=True)) / len(one)
+    assert 0.8 < equal < 0.95
 
 
 def test_machines_cannot_share_it(argv: Argv, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,14 +13,15 @@ from data_prep.text import title_key
 
 
 def test_the_split_never_moves() -> None:
-    leads = [Lead(f"Title {n}", "", "Arts") for n in range(10)]
+    leads = [Lead(f"Title {n}", "x", "Arts") for n in range(10)]
     expected = ["test", *["train"] * 9]
     assert [split_of(lead) for lead in leads] == expected
-    assert split_of(Lead("x", "", "Uncategorized")) is None
+    assert split_of(Lead("x", "x", "Uncategorized")) is None
+    assert split_of(Lead("x", "x", "")) is split_of(Lead("x", "", "Arts")) is None
 
 
 def test_shares_of_the_split() -> None:
-    counts = Counter(split_of(Lead(f"Title {n}", "", "Arts")) for n in range(5_000))
+    counts = Counter(split_of(Lead(f"Title {n}", "x", "Arts")) for n in range(5_000))
     assert abs(counts["train"] / 5_000 - 0.8) < 0.03
     assert abs(counts["dev"] / 5_000 - 0.1) < 0.02
 
@@ -43,8 +44,25 @@ def test_dev_and_test_articles_are_kept_out_by_any_spelling_of_their_title(leads
     loaded = module.load(leads)
     banned = {lead.title for lead in loaded if split_of(lead) in ("dev", "test")}
     assert banned
-    assert module.kept_out(loaded) == {title.casefold() for title in banned}
+    assert {lead.title for lead in module.tested(loaded)} == banned
     assert title_key(" Loose_1 ") == "loose 1"
+    assert title_key("Zu\u0308rich") == title_key("Z\u00fcrich")
+
+
+@pytest.mark.parametrize(
+    ("topics", "told"),
+    [
+        ({"Uncategorized"}, r"0 topics; train 0, dev 0, test 0"),
+        ({"Arts"}, r"1 topics; train 6\d, dev \d+, test \d+"),
+        ({"Arts", "Rivers"}, r"2 topics; train 2, dev 0, test 0"),
+    ],
+)
+def test_leads_that_make_no_task(topics: set[str], told: str, tmp_path: Path) -> None:
+    names = sorted(topics)
+    leads = [Lead(f"Title {n}", "x", names[n % len(names)]) for n in range(1, 3 if len(names) == 2 else 80)]
+    with pytest.raises(WorkError, match=rf"the leads make no task \({told}\); give more"):
+        module.write_task(leads, {}, tmp_path / "task")
+    assert not (tmp_path / "task").exists()
 
 
 def test_missing_leads(tmp_path: Path) -> None:

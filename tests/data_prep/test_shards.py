@@ -20,7 +20,7 @@ PAD, CLS, SEP = 0, 1, 2
 
 def recipe(length: int, packing: Packing = "packed", tokenizer: Path = Path(), heldout: float = 0.0) -> Recipe:
     schema = Features({shards.COLUMN: List(Value("uint16"), length=length)}).arrow_schema.serialize().to_pybytes()
-    return Recipe(tokenizer, schema, PAD, CLS, SEP, length, packing, heldout, frozenset())
+    return Recipe(tokenizer, schema, PAD, CLS, SEP, length, packing, heldout, frozenset(), frozenset())
 
 
 def read(path: Path, length: int) -> np.ndarray:

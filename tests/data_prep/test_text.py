@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from data_prep.dump import Page
 from data_prep.languages import SILENT, is_disambiguation
-from data_prep.text import convert
+from data_prep.text import Document, convert
 from data_prep.tidy import unquoted
 from data_prep.wikitext import plain_text
 
@@ -392,18 +392,27 @@ def test_the_worst_pages_finish(name: str) -> None:
     assert time.process_time() - begun < 30
 
 
-@pytest.mark.parametrize(
-    "markup",
-    [
-        "{{disambig}}",
-        "{{Disambiguation|geo}}",
-        "{{ Hndis |x}}",
-        "{{Human name disambiguation|Smith, John}}",
-        "{{Military_unit disambiguation}}",
-        "__DISAMBIG__",
-        "{{dp}}",
-    ],
+DISAMBIGUATION = (
+    "{{disambig}}",
+    "{{Disambiguation|geo}}",
+    "{{ Hndis |x}}",
+    "{{Human name disambiguation|Smith, John}}",
+    "{{Military_unit disambiguation}}",
+    "__DISAMBIG__",
+    "{{dp}}",
 )
+
+
+@pytest.mark.parametrize("markup", DISAMBIGUATION)
+def test_disambiguation_that_is_told_of(markup: str) -> None:
+    """In a comment, or as it is written."""
+    for aside in (f"<!-- was {markup} -->", f"<nowiki>{markup}</nowiki>"):
+        page = Page("1", "Paris", 0, False, f"Paris is the capital of France and a large city on the Seine. {aside}")
+        assert isinstance(convert(page, SILENT, 40), Document)
+        assert convert(page._replace(wikitext=page.wikitext + markup), SILENT, 40) == "disambiguation"
+
+
+@pytest.mark.parametrize("markup", DISAMBIGUATION)
 def test_disambiguation(markup: str) -> None:
     assert is_disambiguation("River", f"text {markup}")
     assert not is_disambiguation("River", "text {{disambiguation needed}} {{dp|x}}")

@@ -152,6 +152,19 @@ def test_tokenizers_that_look_across_spaces_are_asked_for_the_whole(tmp_path: Pa
     assert len(Encoder(path).encode("new york")) == 1
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [("mask", "pad", "pad and mask"), ("pad", "sep", "pad and sep"), ("cls", "mask", "its cls token")],
+)
+def test_special_tokens_are_told_apart(one: str, other: str, told: str, model: Path, tmp_path: Path) -> None:
+    """Attention leaves out what has the id of padding: no [MASK] would be seen."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    setattr(tokenizer, f"{one}_token", getattr(tokenizer, f"{other}_token"))
+    tokenizer.save_pretrained(tmp_path / "shared")
+    with pytest.raises(RequestError, match=rf"shared has .*{told}.*; give an encoder by --model"):
+        Vocabulary(tmp_path / "shared", 16)
+
+
 def test_rows_longer_than_the_model_takes(model: Path) -> None:
     with pytest.raises(RequestError, match=r"length = 1024.*512.*--length"):
         Vocabulary(model, 1024)

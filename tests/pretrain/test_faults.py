@@ -1,5 +1,7 @@
 """What is not finite is never applied: its rows are named, and the run stops or goes on as its configuration says."""
 
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import BertForMaskedLM, PreTrainedModel
 
 from asa import checkpoint, dist, record, rtd
 from asa.batch import Batch
@@ -151,6 +153,18 @@ def test_a_weight_that_is_not_finite_is_named_and_no_policy_skips_it(
     with pytest.raises(WorkError, match=rf"weight {name} is not finite"):
         train(replace(config, on_nonfinite="skip"), CPU)
     assert checkpoint.complete(config.out / "checkpoints") == []
+
+
+def test_a_model_with_a_weight_that_is_not_finite_is_named(config: PretrainConfig, tmp_path: Path) -> None:
+    """No learning rate mends it."""
+    model = BertForMaskedLM.from_pretrained(config.model)
+    name = "bert.encoder.layer.0.attention.self.key.bias"
+    model.get_parameter(name).data[0] = torch.nan
+    shutil.copytree(config.model, broken := tmp_path / "broken")
+    model.save_pretrained(broken)
+    told = rf"at step 0 is nan: the weight model\.{re.escape(name)} of .*broken is not finite; give another --model"
+    with pytest.raises(WorkError, match=told):
+        train(replace(config, model=broken), CPU)
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_or_not_as_configured(

@@ -14,6 +14,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 from asa import checkpoint, dist, manifest, methods, record
 from asa.attention import has_stock_head, trimmed
 from asa.config import to_dict
+from asa.engine import Precision
 from asa.errors import RequestError, WorkError
 from asa.hf import weights_sha256
 from asa.methods import METHODS, At, MethodsConfig
@@ -433,6 +434,14 @@ def test_an_unsupported_family_lists_the_supported_ones(request_: PretrainConfig
     message = refused(replace(request_, model=other))
     assert "gpt2" in message
     assert "bert" in message.replace("gpt2", "")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_bf16_on_a_cpu_is_told_what_it_does(
+    precision: Precision, request_: PretrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(replace(request_, precision=precision, steps=1), CPU)
+    assert ("in bf16 on a CPU torch rounds" in capsys.readouterr().out) == (precision == "bf16")
 
 
 def test_a_checkpoint_without_mlm_head_gets_the_same_new_one_for_the_same_seed(
