@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from asa import dist
-from asa.config import config, from_dict, to_dict
+from asa.config import config, from_dict
 from asa.errors import RequestError
 from asa.typed import Function
 
@@ -244,8 +244,8 @@ class Adversaries(nn.ModuleList):
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: p.detach().contiguous().cpu() for name, p in self.state_dict().items()}
         # A subclass's further settings are its method's.
-        settings = ASAConfig(**{field.name: getattr(self.config, field.name) for field in fields(ASAConfig)})
-        save_file(state, folder / FILE, metadata={"asa": json.dumps(to_dict(settings))})
+        settings = {field.name: getattr(self.config, field.name) for field in fields(ASAConfig)}
+        save_file(state, folder / FILE, metadata={"asa": json.dumps(settings)})
 
     def load_pretrained(self, folder: Path | str) -> None:
         """Read what save_pretrained wrote. Raises RequestError where there is none, or another shape or kind of map."""

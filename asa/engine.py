@@ -283,6 +283,12 @@ def forget_old_weights() -> None:
     torch.clear_autocast_cache()
 
 
+def broken_weight(engine: Engine) -> str | None:
+    """The name of a weight that is not finite, the same on every rank; all call it."""
+    mine = next((name for name, p in engine.weights().items() if not torch.isfinite(p).all()), None)
+    return next((name for name in dist.gather(mine) if name is not None), None)
+
+
 def load_parameters(module: nn.Module, state: dict[str, Tensor]) -> None:
     """Copy tensors into the parameters of the same names; every parameter must be there."""
     with torch.no_grad():

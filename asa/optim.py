@@ -1,6 +1,6 @@
 """AdamW, its parameter groups and the learning-rate schedule: the same objects for every engine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -13,6 +13,7 @@ from asa.typed import vector_norm
 
 ADVERSARY = "adversary."  # how the names of a TaskModel's adversary parameters begin
 MOMENTS = ("exp_avg", "exp_avg_sq")
+PIECE = 1024  # numbers whose squares are added up in fp32
 
 
 @config
@@ -64,11 +65,21 @@ class ClippingAdamW(torch.optim.AdamW):
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
     """The norm of all of them together."""
-    if gradients and gradients[0].device.type == "cpu":
-        # By rows: there torch adds up the squares of a whole tensor one by one in fp32, 1 % too few of 100 million.
-        rows = [vector_norm(gradient, dim=-1, dtype=torch.float32).flatten() for gradient in gradients]
-        return vector_norm(torch.cat(rows), dtype=torch.float64).float()
-    return nn.utils.get_total_norm(gradients)
+    if not gradients or gradients[0].device.type != "cpu":
+        return nn.utils.get_total_norm(gradients)
+    # There torch adds up a tensor's squares one by one, in fp32 1 % too few of 100 million.
+    norms = torch.cat([vector_norm(piece, dim=1) for gradient in gradients for piece in _pieces(gradient)])
+    return vector_norm(norms, dtype=torch.float64).to(norms.dtype)
+
+
+def _pieces(gradient: Tensor) -> Iterator[Tensor]:
+    """A tensor's numbers, in fp32 at least, as rows of PIECE and, where some are left, one of these."""
+    flat = gradient.reshape(-1).to(torch.promote_types(gradient.dtype, torch.float32))
+    whole = flat.numel() - flat.numel() % PIECE
+    if whole:
+        yield flat[:whole].view(-1, PIECE)
+    if whole < flat.numel() or not whole:  # of an empty one none
+        yield flat[whole:].unsqueeze(0)
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

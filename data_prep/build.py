@@ -22,7 +22,7 @@ from data_prep.finished import identity, is_up_to_date
 from data_prep.parts import Part
 from data_prep.share import numbers
 from data_prep.text import text_key, title_key, write_jsonl
-from data_prep.tokenizer import Vocabulary
+from data_prep.tokenizer import Vocabulary, refuse_shared
 from data_prep.workspace import Fruitless, Workspace, workspace
 
 TOKENIZER = "tokenizer"  # folder in the shards
@@ -37,6 +37,7 @@ def build(config: BuildConfig) -> None:
         stored.facts(folder, "--documents")
     leads = leads_file.load(config.leads) if config.leads else []
     vocabulary = Vocabulary(config.model, config.length)
+    refuse_shared(config.model, vocabulary.special, "--model")
     made_from = _made_from(config, vocabulary)
     kinds = {_kind(config): config.out / "shards", **({"task": config.out / "task"} if leads else {})}
     if is_up_to_date(config.out, kinds, made_from, config.overwrite):

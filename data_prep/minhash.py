@@ -27,8 +27,9 @@ _UNSPACED = (
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\U00020000-\U0003ffff"
 )
+_CHARACTER = re.compile(f"[{_UNSPACED}]")
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
-# Above this many characters a word, a text is in another script without spaces.
+# Above this many characters a word, what stands beside them is without spaces too.
 _LONG_WORDS = 20
 _PAIRS_AT_ONCE = 2**16
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -46,7 +47,8 @@ class Duplicates(NamedTuple):
 def signature(text: str) -> list[int]:
     """The minimal hashes (H, 32 bits each) of a text's word five-grams."""
     words = _WORD.findall(text.lower())
-    if len(text) > _LONG_WORDS * len(words):
+    spaced = [word for word in words if len(word) > 1 or not _CHARACTER.match(word)]
+    if sum(map(len, spaced)) > _LONG_WORDS * len(spaced):
         words = list("".join(words))
     grams = {" ".join(words[start : start + _GRAM]) for start in range(max(1, len(words) - _GRAM + 1))}
     sketch = RMinHash(num_perm=HASHES, seed=_SEED)

@@ -20,9 +20,9 @@ class Special(NamedTuple):
     mask: int
 
 
-def _refuse_shared(folder: Path, special: Special, flag: str) -> None:
+def refuse_shared(folder: Path, special: Special, flag: str) -> None:
     """Raises RequestError where what pads a row, separates texts and masks words is not told apart: attention leaves
-    out padding, by its id."""
+    out padding, by its id. Not of rows that are there, which may be looked at all the same."""
     told = {name: special._asdict()[name] for name in ("pad", "sep", "mask")}
     for one, other in combinations(told, 2):
         if told[one] == told[other]:
@@ -38,8 +38,7 @@ class Vocabulary:
 
     vocab_sha256: of the table token -> id; equal ones read each other's rows. encoder_sha256: of everything that
     decides the ids of a text (normalisation, splitting, merges), so of the rows' bytes.
-    Raises: RequestError for a folder without a fast tokenizer, one that lacks a special token or has one id for two of
-        them, or a `length` or ids
+    Raises: RequestError for a folder without a fast tokenizer, one that lacks a special token, or a `length` or ids
         above what the tokenizer takes, or its model whose config.json lies beside it.
     """
 
@@ -51,7 +50,6 @@ class Vocabulary:
         if missing := [name for name, value in ids.items() if value is None]:
             raise RequestError(f"{folder} has no {missing[0]} token, which packed rows need; give an encoder by {flag}")
         self.special = Special(**ids)
-        _refuse_shared(folder, self.special, flag)
         self.size = ids_of(tokenizer)
         if length > (most := min(tokenizer.model_max_length, longest_row(folder, flag, self.size))):
             raise RequestError(f"length = {length}: {folder} takes at most {most}; set --length")

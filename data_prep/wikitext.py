@@ -69,8 +69,8 @@ _INCLUDE = re.compile(r"</?(?:only|no)include>", re.IGNORECASE)
 
 
 def without_asides(wikitext: str) -> str:
-    """Without comments and without what is shown as it is written."""
-    return _COMMENT.sub("", wikitext)
+    """Without comments, one that is never closed too, and without what is shown as it is written."""
+    return _COMMENT.sub("", wikitext).partition("<!--")[0]
 
 
 def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:

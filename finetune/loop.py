@@ -17,7 +17,7 @@ from asa import dist, record
 from asa.ahead import Ahead
 from asa.batch import Batch
 from asa.dist import seed_all
-from asa.engine import Engine, StepStats
+from asa.engine import Engine, StepStats, broken_weight
 from asa.errors import RequestError, WorkError
 from asa.methods import METHODS, At, Method
 from asa.methods.base import add
@@ -211,7 +211,9 @@ def _applied(stats: StepStats, session: Session) -> bool:
     """False where FP16 gradients overflow, which lowers the loss scale. Raises Diverged for other failed updates."""
     if not stats.applied and session.cell.config.precision != "fp16":
         step = session.progress.step + 1
-        raise Diverged(f"{session.cell.run.name}: loss or gradient of step {step} is not finite; lower --optim.lr")
+        broken = broken_weight(session.engine)
+        mend = "lower --optim.lr" if broken is None else f"weight {broken} is not: lower --optim.lr or change the model"
+        raise Diverged(f"{session.cell.run.name}: loss or gradient of step {step} is not finite; {mend}")
     return stats.applied
 
 

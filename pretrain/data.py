@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from asa import manifest
 from asa.ahead import Ahead
 from asa.batch import Batch
-from asa.errors import WorkError
+from asa.errors import RequestError, WorkError
 from pretrain.masking import Ids, MaskedRows, Masking, Rule, Special, mask_rows
 from pretrain.words import word_starts
 
@@ -92,6 +92,11 @@ class Batches:
     ) -> None:
         facts = manifest.read(folder, "shards", "--data")
         special = Special(vocab=facts["vocab_size"], **facts["special_ids"])
+        if special.pad in (special.sep, special.mask):  # attention leaves out padding, by its id
+            raise RequestError(
+                f"{folder} was made by a tokenizer with one id for padding and for the ends of texts or masked tokens;"
+                " make rows anew by another one and set --data"
+            )
         starts_V = None if masking == "token" else word_starts(folder / TOKENIZER, special.vocab)
         self.rule = Rule(special, share, starts_V, spans=masking == "span")
         self.length: int = facts["length"]

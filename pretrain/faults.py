@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asa import dist
-from asa.engine import Engine
+from asa.engine import Engine, broken_weight
 from asa.errors import WorkError
 
 Policy = Literal["stop", "skip"]
@@ -82,12 +82,6 @@ class Faults:
 
     def applied(self) -> None:
         self.in_a_row = 0
-
-
-def broken_weight(engine: Engine) -> str | None:
-    """The name of a weight that is not finite, the same on every rank; all call it."""
-    mine = next((name for name, p in engine.weights().items() if not torch.isfinite(p).all()), None)
-    return next((name for name in dist.gather(mine) if name is not None), None)
 
 
 def diagnose(step: int, losses: list[Tensor], rows: list[NDArray[np.int64]]) -> list[Fault]:

@@ -14,14 +14,14 @@ from tqdm import tqdm
 
 from asa import checkpoint, dist, manifest
 from asa.config import save_yaml
-from asa.engine import StepStats
+from asa.engine import StepStats, broken_weight
 from asa.errors import NotWritten, RequestError, WorkError
 from asa.methods import At
 from asa.methods.base import add
 from asa.places import whole
 from asa.record import Record, Value
 from pretrain.config import PretrainConfig
-from pretrain.faults import Fault, broken_weight
+from pretrain.faults import Fault
 from pretrain.figures import Meter, figures
 from pretrain.objective import Terms, evaluate
 from pretrain.progress import postfix, progress_bar
@@ -226,7 +226,11 @@ def _refuse_score(run: Run, told: str) -> NoReturn:
     """All ranks call it. Raises WorkError, of a held-out figure that is not finite."""
     broken = broken_weight(run.engine)
     if broken is not None and not run.step:
-        raise WorkError(f"{told}: the weight {broken} of {run.config.model} is not finite; give another --model")
+        config, flag = run.config, "--model"
+        folder = config.model
+        if broken.startswith("generator.") and config.rtd.generator is not None:
+            folder, flag = config.rtd.generator, "--rtd.generator"
+        raise WorkError(f"{told}: the weight {broken} of {folder} is not finite; give another {flag}")
     if broken is not None:
         why = "go on from an older checkpoint with a lower --optim.lr"
         raise WorkError(f"{told}: the weight {broken} is not finite; {why}")

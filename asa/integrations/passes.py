@@ -1,6 +1,8 @@
 """A method's passes over Hugging Face's accelerate, and the means of the terms it reports."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -27,6 +29,9 @@ class AcceleratedPasses(Passes):
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         return self.probe(batch, perturb, tap)
+
+    def types(self) -> AbstractContextManager[Any]:
+        return self._accelerator.autocast()
 
     def backward(self, loss: Tensor) -> None:
         with self._own_types():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asa import cpu_attention, dispatch
 from asa.adversary import ASAConfig
-from asa.engine import PlainEngine, State
+from asa.engine import PlainEngine, State, load_parameters
 from asa.errors import RequestError
 from asa.hf import checkpoint_activations
 from asa.losses import task_loss
@@ -226,10 +226,32 @@ def test_the_norm_is_told_before_clipping_and_zero_turns_clipping_off() -> None:
 def test_the_norm_of_many_numbers_is_whole() -> None:
     """torch's own is 0.13 % short on a CPU."""
     many = torch.randn(30_000, 800, generator=torch.Generator().manual_seed(0))
-    parts = [many, many[0], many[0, 0]]
-    expected = math.sqrt(sum(float(part.double().square().sum()) for part in parts))
-    assert float(norm_of(parts)) == pytest.approx(expected, rel=1e-6)
-    assert float(norm_of([])) == 0
+    for parts in ([many, many[0], many[0, 0]], [many.flatten()], [many.T], [many.bfloat16()], [many.double(), many]):
+        expected = math.sqrt(sum(float(part.double().square().sum()) for part in parts))
+        assert float(norm_of(parts)) == pytest.approx(expected, rel=1e-6)
+    assert float(norm_of([])) == float(norm_of([many[:0], many[:0, 0]])) == 0
+
+
+@pytest.mark.parametrize("method", ["vanilla", "asa", "smart"])
+def test_a_model_in_double_precision_trains(method: str) -> None:
+    single, double = (tiny_engine(tiny_module(asa=ASAConfig()).to(dtype)) for dtype in (torch.float32, torch.float64))
+    norms = []
+    for engine in (single, double):
+        torch.manual_seed(0)
+        METHODS[method](MethodsConfig()).backward(engine, tiny_batch(), At(0, 0))
+        norms.append(float(engine.step().grad_norm))
+    assert norms[1] == pytest.approx(norms[0], rel=0.05)
+
+
+def test_weights_that_are_loaded_are_those_of_the_next_pass_of_one_autocast() -> None:
+    module, batch = tiny_module().eval(), tiny_batch()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        before = module(batch).logits.clone()
+        load_parameters(module, {name: 2 * p for name, p in module.named_parameters()})
+        after = module(batch).logits.clone()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        torch.testing.assert_close(after, module(batch).logits, rtol=0, atol=0)
+    assert not torch.equal(before, after)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -256,6 +256,8 @@ class Growing(ASAConfig):
 
     growth: float = 2.0
     """Of what a method of one's own makes of it."""
+    tau: float = 0.3
+    """Without bounds."""
 
 
 def test_what_only_a_method_reads_may_be_its_own_and_is_saved(tmp_path: Path) -> None:
@@ -268,6 +270,10 @@ def test_what_only_a_method_reads_may_be_its_own_and_is_saved(tmp_path: Path) ->
     module.adversary.save_pretrained(tmp_path)
     assert saved_config(tmp_path) == ASAConfig(tau=2 * ASAConfig().tau)
     module.adversary.load_pretrained(tmp_path)
+    ASA(Growing(tau=1000.0)).backward(tiny_engine(module), batch, At(0, 0))
+    module.adversary.save_pretrained(tmp_path / "wide")
+    with pytest.raises(RequestError, match=r"tau = 1000"):
+        saved_config(tmp_path / "wide")
 
 
 def test_a_kind_is_one_that_there_is_and_the_batchs() -> None:

@@ -358,7 +358,7 @@ WORST = {
     "quantities": "{{unité|5|abcdefgh " * 12_000 + "}}" * 12_000,
     "values": "{{val|a b c d " * 12_000 + "}}" * 12_000,
     "raised templates": "{{sup|" * 20_000 + "}}" * 20_000,
-    "powers of ten": "{{e|" * 60_000 + "}}" * 60_000,
+    "powers of ten": "{{e|" * 300_000 + "}}" * 300_000,
     "formulas": "{{chem|(" * 30_000 + ")}}" * 30_000,
     "lowered": "{{sub|" * 30_000 + "}}" * 30_000,
     "errors": "{{unité|5" + "|a" * 40_000 + "|+=" * 40_000 + "}}",
@@ -406,10 +406,11 @@ DISAMBIGUATION = (
 @pytest.mark.parametrize("markup", DISAMBIGUATION)
 def test_disambiguation_that_is_told_of(markup: str) -> None:
     """In a comment, or as it is written."""
-    for aside in (f"<!-- was {markup} -->", f"<nowiki>{markup}</nowiki>"):
-        page = Page("1", "Paris", 0, False, f"Paris is the capital of France and a large city on the Seine. {aside}")
+    text = "Paris is the capital of France and a large city on the Seine."
+    for aside in (f"<!-- was {markup} -->", f"<nowiki>{markup}</nowiki>", f"<!-- was {markup}"):
+        page = Page("1", "Paris", 0, False, f"{text} {aside}")
         assert isinstance(convert(page, SILENT, 40), Document)
-        assert convert(page._replace(wikitext=page.wikitext + markup), SILENT, 40) == "disambiguation"
+        assert convert(page._replace(wikitext=f"{text} {markup} {aside}"), SILENT, 40) == "disambiguation"
 
 
 @pytest.mark.parametrize("markup", DISAMBIGUATION)

@@ -24,7 +24,7 @@ from data_prep import __main__ as commands
 from data_prep import vocabularies
 from data_prep.config import TokenizerConfig
 from data_prep.encode import Encoder
-from data_prep.tokenizer import Vocabulary
+from data_prep.tokenizer import Vocabulary, refuse_shared
 from data_prep.train_tokenizer import train_tokenizer
 from data_prep.workspace import workspace
 from tests.asa.encoders import COMMON, tiny
@@ -161,8 +161,9 @@ def test_special_tokens_are_told_apart(one: str, other: str, told: str, model: P
     tokenizer = AutoTokenizer.from_pretrained(model)
     setattr(tokenizer, f"{one}_token", getattr(tokenizer, f"{other}_token"))
     tokenizer.save_pretrained(tmp_path / "shared")
+    special = Vocabulary(tmp_path / "shared", 16).special
     with pytest.raises(RequestError, match=rf"shared has .*{told}.*; give an encoder by --model"):
-        Vocabulary(tmp_path / "shared", 16)
+        refuse_shared(tmp_path / "shared", special, "--model")
 
 
 def test_rows_longer_than_the_model_takes(model: Path) -> None:

@@ -395,6 +395,17 @@ def test_replays_pass_over_the_same_batch(given: Given, monkeypatch: pytest.Monk
     assert seen[0][1] != seen[2][1]
 
 
+def test_a_weight_that_is_not_finite_is_named(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Vanilla):
+        def backward(self, engine: Any, batch: Any, at: At) -> Any:
+            next(engine.module.parameters()).data[:] = torch.nan
+            return super().backward(engine, batch, at)
+
+    monkeypatch.setitem(METHODS, "vanilla", lambda config: Broken())
+    with pytest.raises(WorkError, match=r"step 1 is not finite; weight model\.\S+ is not: lower --optim\.lr or"):
+        sweep(given())
+
+
 def test_a_diverged_run_is_told_at_the_end_and_the_others_are_made(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from asa.integrations.tasks import Totals, to_batch, totals
 from asa.integrations.transformers import AdversarialTrainer
 from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.asa_sparse import ASASparseConfig
+from asa.methods.smart import SMART, SMARTConfig
 from asa.methods.vanilla import Vanilla
 from asa.methods.vat import VATConfig
 from asa.model import TaskModel
@@ -78,6 +79,24 @@ def test_autocast_around_training_sees_weights_that_are_put_back(tmp_path: Path)
         assert best == max(logged(trainer, "eval_loss")) > logged(trainer, "eval_loss")[-2]
         found.append([best, *logged(again, "loss")])
     assert found[0] == found[1]
+
+
+def test_smarts_teacher_is_in_the_types_of_the_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it begins as the model."""
+    proximal: list[float] = []
+    real = SMART.backward
+
+    def noted(self: SMART, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
+        terms = real(self, engine, batch, at)
+        proximal.append(terms["proximal"].item())
+        return terms
+
+    monkeypatch.setattr(SMART, "backward", noted)
+    options = MethodsConfig(smart=SMARTConfig(radius=0.05, step_size=0.05, noise=0.05))
+    settings = arguments(tmp_path, bf16=True, learning_rate=3e-2, max_steps=2)
+    model, data = tiny_bert("classification", dropout=0.0), rows("classification", 12)
+    AdversarialTrainer(model, settings, train_dataset=data, method="smart", options=options).train()  # type: ignore[arg-type]
+    assert proximal[0] == 0 < proximal[1]
 
 
 def on_rows(settings: TrainingArguments, seed: int) -> AdversarialTrainer:

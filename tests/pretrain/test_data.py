@@ -10,7 +10,7 @@ import torch
 
 from asa import manifest
 from asa.batch import Batch
-from asa.errors import WorkError
+from asa.errors import RequestError, WorkError
 from pretrain.data import Batches, Order, Rows
 from pretrain.masking import Masking
 
@@ -112,6 +112,17 @@ def test_rows_that_are_not_as_many_as_the_manifest_says_are_refused(shards: Path
     manifest.write(copy, "shards", {**facts, "rows": {**facts["rows"], "train": rows + 1}})
     with pytest.raises(WorkError, match=rf"has {rows} train rows, of which its manifest\.json says {rows + 1}"):
         Rows(copy, "train")
+
+
+@pytest.mark.parametrize("other", ["sep", "mask"])
+def test_rows_whose_padding_is_another_special_token_are_refused(
+    other: str, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = manifest.read(shards, "shards", "--data")
+    facts["special_ids"][other] = facts["special_ids"]["pad"]
+    monkeypatch.setattr(manifest, "read", lambda *_: facts)
+    with pytest.raises(RequestError, match="one id for padding and for the ends of texts or masked tokens; make rows"):
+        Batches(shards, 1, 4, 0.15, 0, 1)
 
 
 def test_rows_are_read_across_arrow_chunks_without_copying_the_file(shards: Path) -> None:

@@ -167,6 +167,20 @@ def test_a_model_with_a_weight_that_is_not_finite_is_named(config: PretrainConfi
         train(replace(config, model=broken), CPU)
 
 
+def test_a_weight_that_broke_is_told_of_a_held_out_figure_that_is_not_finite(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "model.bert.encoder.layer.1.output.dense.weight"
+
+    def spoil(self: vanilla.Vanilla, engine: Engine) -> None:
+        dict(engine.module.named_parameters())[name].data[0, 0] = torch.nan
+
+    monkeypatch.setattr(vanilla.Vanilla, "after_step", spoil)
+    told = rf"at step 1 is nan: the weight {re.escape(name)} is not finite; go on from an older checkpoint"
+    with pytest.raises(WorkError, match=told):
+        train(replace(config, eval_every=1), CPU)
+
+
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_or_not_as_configured(
     config: PretrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

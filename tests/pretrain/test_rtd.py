@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -23,7 +23,7 @@ from transformers import (
 
 from asa import checkpoint, hf, record
 from asa.config import from_dict, to_dict
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from asa.tokenizer import load_tokenizer
 from pretrain.config import PretrainConfig, RTDConfig, check
 from pretrain.export import PARITY, ExportConfig, export
@@ -222,6 +222,21 @@ def test_an_export_is_three_folders_that_transformers_loads(
     for folder in (out, out / "discriminator", out / "generator"):
         hf.check_model(folder, "--model", LENGTH)
         assert load_tokenizer(folder, "--model").mask_token == "[MASK]"
+
+
+def test_a_generator_with_a_weight_that_is_not_finite_is_named(rtd_: PretrainConfig, tmp_path: Path) -> None:
+    train(replace(rtd_, steps=1), CPU)
+    out = tmp_path / "export"
+    export(ExportConfig(checkpoint=rtd_.out, out=out))
+    shutil.copytree(out / "generator", bad := tmp_path / "bad", ignore=shutil.ignore_patterns("manifest.json"))
+    broken = load_file(bad / "model.safetensors")
+    name = next(name for name in broken if name.endswith("key.bias"))
+    broken[name][0] = torch.nan
+    save_file(broken, bad / "model.safetensors", metadata={"format": "pt"})
+    pair = RTDConfig(generator=bad)
+    told = rf"the weight generator\..*key\.bias of {bad} is not finite; give another --rtd\.generator"
+    with pytest.raises(WorkError, match=told):
+        train(replace(rtd_, steps=1, model=out / "discriminator", rtd=pair, out=tmp_path / "again"), CPU)
 
 
 def test_an_exported_pair_is_where_the_next_run_starts(

@@ -1,5 +1,6 @@
 """What this project uses of accelerate, which has no types."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,4 +13,5 @@ class Accelerator:
     mixed_precision: str
     scaler: torch.amp.GradScaler | None
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def autocast(self) -> AbstractContextManager[None]: ...
     def backward(self, loss: Tensor) -> None: ...
