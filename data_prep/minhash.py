@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 # N documents of a part, H hashes of a signature, B bands
 HASHES, BANDS, BAND_HASHES = 128, 21, 6
-ALGORITHM = f"rensa R-MinHash {RMinHash.ALGORITHM_VERSION}, {HASHES} hashes, {BANDS} bands, words 2"
+ALGORITHM = f"rensa R-MinHash {RMinHash.ALGORITHM_VERSION}, {HASHES} hashes, {BANDS} bands, words 3"
 _GRAM = 5
 _SEED = 1
 # Characters of scripts without spaces stand for words: of Thai, Lao, Tibetan, Burmese and Khmer, kana, Han.
@@ -29,7 +29,7 @@ _UNSPACED = (
 )
 _CHARACTER = re.compile(f"[{_UNSPACED}]")
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
-# Above this many characters a word, what stands beside them is without spaces too.
+# Above this many characters a word, a text is in another script without spaces, and so is a word beside them.
 _LONG_WORDS = 20
 _PAIRS_AT_ONCE = 2**16
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -47,9 +47,10 @@ class Duplicates(NamedTuple):
 def signature(text: str) -> list[int]:
     """The minimal hashes (H, 32 bits each) of a text's word five-grams."""
     words = _WORD.findall(text.lower())
-    spaced = [word for word in words if len(word) > 1 or not _CHARACTER.match(word)]
-    if sum(map(len, spaced)) > _LONG_WORDS * len(spaced):
+    if len(text) > _LONG_WORDS * len(words):
         words = list("".join(words))
+    elif _CHARACTER.search(text):
+        words = [part for word in words for part in (word if len(word) > _LONG_WORDS else (word,))]
     grams = {" ".join(words[start : start + _GRAM]) for start in range(max(1, len(words) - _GRAM + 1))}
     sketch = RMinHash(num_perm=HASHES, seed=_SEED)
     sketch.update(list(grams))

@@ -150,12 +150,15 @@ def test_characters_stand_for_words_among_spaced_ones_of_another_script() -> Non
     assert 0.8 < equal < 0.95
 
 
+@pytest.mark.parametrize("length", [45, 300])
 @pytest.mark.parametrize("script", [0x61, 0xA980])
-def test_what_stands_without_spaces_beside_characters_is_no_single_word(script: int) -> None:
+def test_what_stands_without_spaces_beside_characters_is_no_single_word(script: int, length: int) -> None:
     """As letters of DNA, or Javanese, in a Chinese text: the sentence around them makes no duplicates."""
     chosen = np.random.default_rng(0)
-    start = "".join(chr(0x4E00 + number) for number in range(45))
-    texts = [start + "".join(chr(script + letter) for letter in chosen.integers(0, 20, 600)) for _ in range(2)]
+    start = "".join(chr(0x4E00 + number) + "\uff0c" * (number % 8 == 7) for number in range(length))
+    texts = [
+        start + "".join(chr(script + letter) for letter in chosen.integers(0, 20, 2 * length + 500)) for _ in range(2)
+    ]
     one, other = map(minhash.signature, texts)
     assert sum(mine == theirs for mine, theirs in zip(one, other, strict=True)) < 0.5 * len(one)
 
