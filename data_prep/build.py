@@ -72,15 +72,15 @@ def _write_shards(
     given = stored.files(config.documents, "--documents")
     work = partial(write_part, config.min_chars)
     extracted = space.run("text", work, dumps[index::count], space.root / "documents", config.workers)
-    recipe = _recipe(config, vocabulary, vocabulary.save(folder / TOKENIZER), leads_file.tested(leads))
+    tested = leads_file.tested(leads)
+    recipe = _recipe(config, vocabulary, vocabulary.save(folder / TOKENIZER), tested)
     # Numbers, and with them the names of files, are the same whether or not the work is shared.
     paths = dict(enumerate(given, len(dumps)))
     paths |= {int(path.stem.rpartition("-")[2]): path for path in (space.root / "documents").glob("*.jsonl")}
     if leads:
         paths[len(dumps) + len(given)] = _write_leads(leads, space.root / "leads.jsonl")
     mine = {number: paths[number] for number in sorted(paths) if number % count == index}
-    first = _write_leads(leads_file.tested(leads), space.root / "tested.jsonl") if leads else None
-    todo = _parts(mine, first, config, space)
+    todo = _parts(mine, tested, config, space)
     done = space.run("rows", partial(shards.write_part, recipe), todo, folder, config.workers)
     dropped = {"documents": {"dropped": count_up(extracted)["dropped"]}}
     facts = {**shards.total([shards.NOTHING, *done, dropped]), **_kind_of_rows(vocabulary, config)}
@@ -127,13 +127,12 @@ def _recipe(
     return shards.Recipe(tokenizer, schema, pad, cls, sep, config.length, config.packing, config.heldout, *kept_out)
 
 
-def _parts(paths: dict[int, Path], tested: Path | None, config: BuildConfig, space: Workspace) -> list[Part]:
-    """Args: tested are the documents that come through nowhere, and so no duplicate of theirs either."""
+def _parts(paths: dict[int, Path], tested: list[leads_file.Lead], config: BuildConfig, space: Workspace) -> list[Part]:
     flags: Sequence[Flags | None] = [None] * len(paths)
     if config.dedup is not None:
-        before = [] if tested is None else [tested]
-        found = duplicates.find(space, [*before, *paths.values()], config.dedup, config.workers)
-        flags = found[len(before) :]
+        # First those that become no row, so that nothing like them becomes one.
+        before = [_write_leads(tested, space.root / "tested.jsonl")] if tested else []
+        flags = duplicates.find(space, [*before, *paths.values()], config.dedup, config.workers)[len(before) :]
     named = [(f"{number:05d}", path, found) for (number, path), found in zip(paths.items(), flags, strict=True)]
     return [Part(name, path.stat().st_size, (name, path, found)) for name, path, found in named]
 

@@ -24,6 +24,11 @@ from pretrain.faults import Faults
 from pretrain.objective import Objective, objective_of
 from pretrain.resume import inputs, threads
 
+ROUNDED = (
+    "note: in bf16 on a CPU torch rounds sums over the tokens of a micro-batch, so that gradients of LayerNorms and"
+    " embeddings are too small and depend on micro_batch; take fp32 for figures that count"
+)
+
 
 @dataclass
 class Run:
@@ -44,12 +49,6 @@ class Run:
     @property
     def tokens_per_step(self) -> int:
         return self.config.global_batch * self.batches.length
-
-
-ROUNDED = (
-    "note: in bf16 on a CPU torch rounds sums over the tokens of a micro-batch, so that gradients of LayerNorms and"
-    " embeddings are too small and depend on micro_batch; take fp32 for figures that count"
-)
 
 
 def build(config: PretrainConfig, device: torch.device, found: Path | None = None) -> Run:
