@@ -17,6 +17,7 @@ from asa.errors import WorkError
 from asa.model import Output, TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, PartNorms, build_optimizer, set_updates, start
 from asa.signal import Perturb, Tap
+from asa.zero_at_once import at_once
 from asa.zero_settings import MIN_LOSS_SCALE, deepspeed_settings, working_stage
 
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # what changes of DeepSpeed's loss scalers
@@ -58,6 +59,8 @@ class DeepSpeedEngine(Passes):
         else:
             self._adam = build_optimizer(module, optim)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
+        if zero in (1, 2) and not offload:
+            at_once(self._optimizer)
         self._norms = PartNorms(self._adam, partitioned=zero > 0)
         start(self._adam, self._updated())
         if zero in (1, 2):

@@ -1,0 +1,85 @@
+"""What DeepSpeed's ZeRO 1 and 2 do for one parameter after another, done for all at once.
+
+BERT-base has two hundred of them, and DeepSpeed makes some twenty launches of each in an update: a GPU's step of 30 ms
+then waits 100 ms for its host (LAB.md, 2026-11-27).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from asa import dist
+from asa.optim import norm_of
+
+
+class Layout(NamedTuple):
+    """What lies side by side in the sums of a group of parameters: how many numbers, and whose; nobody's are zeros.
+
+    kind: what DeepSpeed keeps the sums in, made of a list of tensors and of what these are parts of.
+    """
+
+    parts: list[tuple[int, nn.Parameter | None]]
+    kind: Callable[[list[Tensor], Tensor], Any]
+
+
+def at_once(optimizer: Any) -> None:
+    """Change DeepSpeed's optimizer, which keeps its gradients on the model's device: one norm of all gradients, which
+    also tells whether they are finite; and in half precision on stage 2, where this process is the only one, one sum
+    per group of parameters after each backward pass. Other processes' gradients stay DeepSpeed's to reduce."""
+    optimizer.check_overflow = _left_to_the_norm
+    optimizer.scaled_global_norm = partial(_norm, optimizer)
+    groups = range(len(optimizer.bit16_groups))
+    compact = optimizer.partition_gradients and all(map(optimizer._use_compact_grad_partition_buffer, groups))
+    if dist.world() == 1 and compact:
+        for hook in optimizer._grad_acc_hooks:
+            hook.remove()
+        optimizer._grad_acc_hooks.clear()
+        layouts = [_layout(optimizer, group) for group in groups]
+        optimizer.independent_gradient_partition_epilogue = partial(_collect, optimizer, layouts)
+
+
+def _left_to_the_norm(partition_gradients: bool = True) -> None:
+    """DeepSpeed refuses a norm that is not finite, which it is of gradients that are not."""
+
+
+def _norm(optimizer: Any) -> Tensor:
+    """Of the gradients of all ranks, on the host: what DeepSpeed asks of it afterwards waits for no device."""
+    norms = [norm_of(_tensors(optimizer.averaged_gradients[group])) for group in range(len(optimizer.bit16_groups))]
+    square = torch.stack(norms).double().square().sum()
+    return dist.sum_(square).sqrt().float().cpu()
+
+
+def _tensors(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    whole: Tensor | None = getattr(gradients, "flat_partition", None)
+    return gradients if whole is None else [whole]
+
+
+def _layout(optimizer: Any, group: int) -> Layout:
+    parameters = iter(optimizer.params_in_partition[group])
+    made = optimizer._build_compact_grad_partition_buffer(group)
+    parts = [(part.numel(), None if getattr(part, "_zero_padding", False) else next(parameters)) for part in made]
+    return Layout(parts, type(made))
+
+
+def _collect(optimizer: Any, layouts: Sequence[Layout]) -> None:
+    """After a backward pass: add the model's gradients to the fp32 sums, and let go of them."""
+    for group, layout in enumerate(layouts):
+        new = torch.cat([_gradient(size, p, optimizer) for size, p in layout.parts])
+        sums = optimizer.averaged_gradients.get(group)
+        if sums is None:
+            whole = new.to(optimizer.gradient_accumulation_dtype)
+            optimizer.averaged_gradients[group] = layout.kind([whole], whole)
+        else:
+            sums.flat_partition.add_(new)
+    optimizer._clear_param_grad_only()
+    optimizer._epilogue_ran_this_backward = True
+
+
+def _gradient(size: int, p: nn.Parameter | None, optimizer: Any) -> Tensor:
+    """In a row; zeros of what has none."""
+    if p is None or p.grad is None:
+        return torch.zeros(size, dtype=optimizer.dtype, device=optimizer.device)
+    return p.grad.flatten()
