@@ -25,6 +25,16 @@ REDUCED = (
 )
 
 
+# Queries, keys, warps and stages of tiles in half precision, heads to 64: the fastest of a hundred on an H200
+# (LAB.md, 2026-11-27). Blocks of four warps leave a multiprocessor room for several, which hide each other's waits.
+TIMED = {
+    "pack": (128, 128, 4, 3),
+    "forward": (64, 128, 4, 2),
+    "query": (64, 32, 4, 3),
+    "key": (64, 64, 4, 3),
+    "slope": (64, 64, 4, 3),
+}
+
 Room = Callable[[Tensor], Tensor]  # gives a result's memory, by a tensor of its shape and type
 
 
@@ -55,28 +65,28 @@ class Saved(NamedTuple):
 
 
 def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
-    """Tile sizes and launch settings of a kernel (pack, forward, query, key, slope) for a head of this width.
-
-    Chosen by what the compiler says of registers and instructions on sm_90 (tests/fused/test_compile.py); not tuned on
-    a GPU.
-    """
+    """Tile sizes and launch settings of a kernel (pack, forward, query, key, slope) for a head of this width."""
     wide = dtype == torch.float32
     K = max(16, 1 << (head - 1).bit_length())  # what the matrix units take
-    # The map's product over all of the width is a matrix product like others: large tiles read operands less often.
-    packs = kernel == "pack" and not wide
-    large = packs or (not wide and kernel in ("forward", "query"))
-    # Hopper's faster products take 64 rows, which key's are keys; in fp32 narrow heads alone leave registers for them.
-    few_keys = wide and (kernel != "key" or K > 32)
-    shape = {"M": 128 if large else 32 if kernel == "key" else 64, "N": 32 if few_keys else 128 if packs else 64}
+    timed = not wide and (kernel == "pack" or K <= 64)
+    M, N, warps, stages = TIMED[kernel] if timed else _by_registers(kernel, wide, K)
+    shape = {"M": M, "N": N}
     if kernel != "pack":
         shape["K"] = K
     if kernel in ("pack", "slope"):
         shape["D"] = 32 if wide else 64
     # fp32 by three tf32 products: close to fp32's own accuracy, and on the matrix units.
-    precision = {"PRECISION": "tf32x3" if wide else "ieee"}
+    return shape | {"PRECISION": "tf32x3" if wide else "ieee", "num_warps": warps, "num_stages": stages}
+
+
+def _by_registers(kernel: str, wide: bool, K: int) -> tuple[int, int, int, int]:
+    """As TIMED, of what was not timed: by what the compiler says of registers and instructions on sm_90."""
+    large = not wide and kernel in ("forward", "query")
+    # Hopper's faster products take 64 rows, which key's are keys; in fp32 narrow heads alone leave registers for them.
+    few_keys = wide and (kernel != "key" or K > 32)
     # key's scores are an operand of dv and dk: a second group of four warps would make 64 keys' once more.
     few_warps = (kernel == "pack" or K <= 64) if wide else kernel == "key"
-    return shape | precision | {"num_warps": 4 if few_warps else 8, "num_stages": 3 if packs else 2}
+    return 128 if large else 32 if kernel == "key" else 64, 32 if few_keys else 64, 4 if few_warps else 8, 2
 
 
 def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, mask_bias_BL: Tensor, floor_BL: Tensor) -> tuple[Tensor, Tensor]:
