@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asa import checkpoint, dist
 from asa.adversary import ASAConfig
@@ -202,6 +203,32 @@ def lowest(stage: Stage) -> str:
     return ""
 
 
+class Work(TorchDispatchMode):
+    """Counts the operations that are more than another view of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or "detach" in func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def operations(stage: Stage) -> dict[str, int]:
+    """Of an update in bf16 and, beside those of a pass in fp32, of a pass forwards and backwards; parameters."""
+    made: list[Engine] = [build(Case(one, False, "bf16", 1, False), seed=3) for one in (stage, "plain")]
+    passes = []
+    for engine in made:
+        with Work() as work:
+            METHODS["vanilla"](MethodsConfig()).backward(engine, tiny_batch(), At(0, 0))
+        passes.append(work.count)
+    with Work() as update:
+        assert made[0].step().applied
+    parameters = len(list(made[0].module.parameters()))
+    return {"update": update.count, "further": passes[0] - passes[1], "parameters": parameters}
+
+
 def run_all(cases: Iterable[Case], out: Path) -> dict[Case, dict[str, Any]]:
     """What came of each case, and of the plain engine's that they are compared with."""
     references: dict[Case, Reference] = {}
@@ -217,6 +244,7 @@ def main(out: Path, which: str) -> None:
     if dist.world() == 1:
         for stage in (0, 2, 3):
             results[f"scale-{stage}"] = growing(stage) | {"lowest": lowest(stage)}
+        results["operations"] = operations(2)
     if dist.is_main():
         (out / "results.json").write_text(json.dumps(results))
     dist.close()  # a process that ends without it is now and then aborted by gloo's threads
