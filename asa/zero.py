@@ -59,7 +59,7 @@ class DeepSpeedEngine(Passes):
         else:
             self._adam = build_optimizer(module, optim)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
-        if zero in (1, 2) and not offload:
+        if zero == 2 and precision != "fp32" and not offload:
             at_once(self._optimizer)
         self._norms = PartNorms(self._adam, partitioned=zero > 0)
         start(self._adam, self._updated())

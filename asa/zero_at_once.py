@@ -1,4 +1,4 @@
-"""What DeepSpeed's ZeRO 1 and 2 do for one parameter after another, done for all at once.
+"""What DeepSpeed's ZeRO 2 does in half precision for one parameter after another, done for all at once.
 
 BERT-base has two hundred of them, and DeepSpeed makes some twenty launches of each in an update: a GPU's step of 30 ms
 then waits 100 ms for its host (LAB.md, 2026-11-27).
@@ -26,18 +26,16 @@ class Layout(NamedTuple):
 
 
 def at_once(optimizer: Any) -> None:
-    """Change DeepSpeed's optimizer, which keeps its gradients on the model's device: one norm of all gradients, which
-    also tells whether they are finite; and in half precision on stage 2, where this process is the only one, one sum
-    per group of parameters after each backward pass. Other processes' gradients stay DeepSpeed's to reduce."""
+    """Change DeepSpeed's optimizer of stage 2, in half precision and without offload: one norm of all gradients, which
+    also tells whether they are finite; and where this process is the only one, one sum per group of parameters after
+    each backward pass. Gradients of several processes stay DeepSpeed's to reduce. fp32 stays DeepSpeed's altogether."""
     optimizer.check_overflow = _left_to_the_norm
     optimizer.scaled_global_norm = partial(_norm, optimizer)
-    groups = range(len(optimizer.bit16_groups))
-    compact = optimizer.partition_gradients and all(map(optimizer._use_compact_grad_partition_buffer, groups))
-    if dist.world() == 1 and compact:
+    if dist.world() == 1:
         for hook in optimizer._grad_acc_hooks:
             hook.remove()
         optimizer._grad_acc_hooks.clear()
-        layouts = [_layout(optimizer, group) for group in groups]
+        layouts = [_layout(optimizer, group) for group in range(len(optimizer.bit16_groups))]
         optimizer.independent_gradient_partition_epilogue = partial(_collect, optimizer, layouts)
 
 
@@ -47,14 +45,9 @@ def _left_to_the_norm(partition_gradients: bool = True) -> None:
 
 def _norm(optimizer: Any) -> Tensor:
     """Of the gradients of all ranks, on the host: what DeepSpeed asks of it afterwards waits for no device."""
-    norms = [norm_of(_tensors(optimizer.averaged_gradients[group])) for group in range(len(optimizer.bit16_groups))]
+    norms = [norm_of([sums.flat_partition]) for sums in optimizer.averaged_gradients.values()]
     square = torch.stack(norms).double().square().sum()
     return dist.sum_(square).sqrt().float().cpu()
-
-
-def _tensors(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-    whole: Tensor | None = getattr(gradients, "flat_partition", None)
-    return gradients if whole is None else [whole]
 
 
 def _layout(optimizer: Any, group: int) -> Layout:
