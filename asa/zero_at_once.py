@@ -1,7 +1,7 @@
 """What DeepSpeed's ZeRO 2 does in half precision for one parameter after another, done for all at once.
 
-BERT-base has two hundred of them, and DeepSpeed makes some twenty launches of each in an update: a GPU's step of 30 ms
-then waits 100 ms for its host (LAB.md, 2026-11-27).
+BERT-base has two hundred of them, and DeepSpeed makes some twenty launches of each in an update: a GPU then
+works 38 of a step's 99 ms (LAB.md, 2026-11-27). Gradients stay until a pass ends, and a group's are joined then.
 """
 
 from collections.abc import Callable, Sequence

@@ -69,8 +69,7 @@ def test_the_whole_matrix(tmp_path: Path, world: int) -> None:
 
 
 def test_deepspeed_launches_few_operations_for_each_parameter(thin: dict[str, Any]) -> None:
-    # By its own ways 18 in an update and 3 in a pass, for which a GPU waited longer than for its work. What is left is
-    # the same for a group of any number.
+    # By its own ways 18 in an update and 3 in a pass, for which a GPU waited longer than for its work. On one process.
     found = thin["operations"]
     assert found["update"] < 3 * found["parameters"]
     assert found["further"] < found["parameters"]
