@@ -202,11 +202,11 @@ class Adversary(nn.Module):
         return threshold(x_BLL, self.config.reversal, self.config.temperature)
 
     def products(self, h_BLD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(q_BLD, k_BLD, bias_BL), the factors in `dtype`, the bias at least in fp32: the map is the signs of
+        """(q_BLD, k_BLD, bias_BL), the factors in `dtype`, the bias as it was made: the map is the signs of
         q k^T + bias, and the scores are that over sqrt(D), without the -1e4."""
         wide = torch.promote_types(dtype, torch.float32)
         q_BLD, k_BLD, bias_BL = self._factors(h_BLD.detach().to(dtype if dtype == wide else self.query.weight.dtype))
-        return q_BLD.to(dtype), k_BLD.to(dtype), None if bias_BL is None else bias_BL.to(wide)
+        return q_BLD.to(dtype), k_BLD.to(dtype), bias_BL
 
     def noise(self, ids_BL: Tensor) -> Tensor | None:
         """What forward takes as noise for rows of this shape: with mask gumbel a draw, else None."""

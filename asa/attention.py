@@ -13,15 +13,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import transformers  # not its models, which take seconds to load: who needs one waits for it
 from torch import Tensor, nn
 
 from asa.adversary import Adversaries, ASAConfig
 from asa.batch import Looked
-from asa.dropout import dropout
 from asa.errors import RequestError
 from asa.families import Family, check_attention, family
+from asa.forwards import forwards, theirs
 from asa.parts import ATTENTION, BLOCK, Part, Tail, blocks_of, check_parts, ends, parts, tail
 from asa.recompute import forget, recall
 from asa.signal import Left, Pass, Perturb, Reads, Signal, Tap
@@ -75,11 +74,8 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     handles.append(model.base_model.register_forward_hook(partial(_take_last, signal, len(layers))))
     if trims:
         handles.append(layers[-1].get_submodule(found.tail).register_forward_pre_hook(partial(_trim, signal)))
-    norm = model.base_model.get_submodule(found.norm)
-    # Partials and not bound methods, which would pickle as attributes that the class has not.
-    ours = [(norm, partial(_norm, norm)), *((module, partial(dropout, module, signal)) for module in _dropouts(model))]
-    forwards = [(module, forward, _theirs(module)) for module, forward in ours]
-    for module, forward in ours:
+    ours = [(module, forward, theirs(module)) for module, forward in forwards(model, found, signal)]
+    for module, forward, _ in ours:
         vars(module)["forward"] = forward
     vars(model.base_model)["_asa"] = _Attached(
         signal,
@@ -88,7 +84,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
         head_types(model) if stock_masked_lm_head(model) else None,
         handles,
         model,
-        forwards,
+        ours,
         known,
         found.layers,
     )
@@ -170,10 +166,10 @@ def detach(model: "transformers.PreTrainedModel") -> None:
 
     for handle in attached.handles:
         handle.remove()
-    for module, ours, theirs in attached.forwards:
+    for module, ours, before in attached.forwards:
         if vars(module).get("forward") is ours:  # and not what somebody put there since
             del vars(module)["forward"]
-            vars(module).update({} if theirs is None else {"forward": theirs})
+            vars(module).update({} if before is None else {"forward": before})
     cut = [known.part for known in attached.parts if known.part is not None]  # off the model, perhaps
     for module in (*attached.owner.modules(), *cut):
         # And not what obeys another model by now.
@@ -271,30 +267,6 @@ def _give_mask(
     # Laid out as transformers' is: torch's kernels choose by strides.
     mask_B1LL = mask.bool()[:, None, None].expand(-1, 1, mask.shape[1], -1).contiguous()
     return args, kwargs | {"attention_mask": mask_B1LL}
-
-
-def _norm(module: Any, x_BLD: Tensor) -> Tensor:
-    """The embeddings' LayerNorm, which brings a sum that is wider than its weights back to their type."""
-    dtype = module.weight.dtype
-    if torch.promote_types(x_BLD.dtype, dtype) == dtype:
-        return module.__class__.forward(module, x_BLD)
-    if not isinstance(module, nn.LayerNorm):  # DeBERTa's own, which takes any type
-        return module.__class__.forward(module, x_BLD).to(dtype)
-    norm: Any = module
-    weight, bias = (None if p is None else p.to(x_BLD.dtype) for p in (norm.weight, norm.bias))
-    return F.layer_norm(x_BLD, norm.normalized_shape, weight, bias, norm.eps).to(dtype)
-
-
-def _dropouts(model: "transformers.PreTrainedModel") -> list[nn.Dropout]:
-    """But for those to which somebody has given a forward of their own; a copied one has ours."""
-    found = [module for module in model.modules() if type(module) is nn.Dropout]
-    return [module for module in found if _theirs(module) is None]
-
-
-def _theirs(module: nn.Module) -> Any:
-    """The forward that somebody has given the module, who is not us."""
-    found = vars(module).get("forward")
-    return None if getattr(found, "func", None) is dropout else found
 
 
 def _tap(signal: Signal, block: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

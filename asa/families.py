@@ -14,6 +14,7 @@ class Family(NamedTuple):
 
     layers: of the base model, the list of blocks. attention: of a block, the module that scores queries against keys.
     norm: of the base model, the LayerNorm that word embeddings reach after position and type.
+    ends: of a block, modules that make LayerNorm(dropout(dense(x)) + y), as BERT's do at the end of each half.
     tail: of a block, the module from whose inputs on every token of the block is computed by itself; "" where none is.
     replaceable: the attention has BERT's query, key and value, so that the released program's scores can be rebuilt.
     score_method: DeBERTa's own mask is a masked_fill, through which no gradient passes, so a map goes into the result
@@ -26,6 +27,7 @@ class Family(NamedTuple):
     layers: str
     attention: str
     norm: str = "embeddings.LayerNorm"
+    ends: tuple[str, ...] = ()
     tail: str = ""
     replaceable: bool = False
     score_method: str = ""
@@ -50,7 +52,9 @@ class Family(NamedTuple):
         return config.max_position_embeddings - (pad + 1 if self.counts_from_pad else 0)
 
 
-_BERT = Family("encoder.layer", "attention.self", tail="attention.output", replaceable=True)
+_BERT = Family(
+    "encoder.layer", "attention.self", ends=("attention.output", "output"), tail="attention.output", replaceable=True
+)
 _ROBERTA = _BERT._replace(counts_from_pad=True)
 _DEBERTA = _BERT._replace(replaceable=False)
 
@@ -60,7 +64,13 @@ FAMILIES = {
     "xlm-roberta": _ROBERTA,
     "electra": _BERT,
     "mpnet": Family(
-        "encoder.layer", "attention.attn", tail="attention.LayerNorm", counts_from_pad=True, pad=1, recomputes=False
+        "encoder.layer",
+        "attention.attn",
+        ends=("output",),
+        tail="attention.LayerNorm",
+        counts_from_pad=True,
+        pad=1,
+        recomputes=False,
     ),
     "distilbert": Family("transformer.layer", "attention", tail="sa_layer_norm"),
     # Without a tail: what attention gives is added to the block's input by no module.

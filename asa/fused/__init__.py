@@ -1,8 +1,9 @@
-"""Fused kernels for a GPU: ASA's attention, whose keep map lives as bits, and losses over a vocabulary.
+"""Fused kernels for a GPU: ASA's attention, whose keep map lives as bits, losses over a vocabulary, and
+the norms that end a block's halves.
 
 docs/kernels.md tells what is fused and how it was checked. Triton is imported on first use alone: it is optional, and
 without it, or where `supported` says no, asa.adversary and asa.biased compute the same, step by step (asa.cpu_attention
-at once on a CPU), and where `losses_supported` does, asa.losses and asa.compared.
+at once on a CPU), where `losses_supported` does, asa.losses and asa.compared, and where `norms_supported` does, torch.
 """
 
 import logging
@@ -13,7 +14,7 @@ from importlib.util import find_spec
 from threading import Lock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asa.adversary import ASAConfig
 from asa.errors import WorkError
@@ -37,6 +38,7 @@ LOST = (
 )  # its context
 _TRIAL = Lock()  # one at a time: Triton's interpreter knows no threads
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
+WIDEST_ROW = 2048  # numbers of which a norm is taken at once
 
 
 def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape: Sequence[int]) -> bool:
@@ -60,6 +62,18 @@ def losses_supported(logits: Tensor) -> bool:
     """Whether `cross_entropies` and `compare` can take these logits."""
     plain = type(logits) is Tensor  # and none without contents, or of several devices
     return plain and _runs(logits.device, logits.dtype) and _losses_work(logits.device, logits.dtype)
+
+
+def norms_supported(residual: Tensor, *others: Tensor) -> bool:
+    """Whether `add_norm` can take these, shapes apart."""
+    alike = {(one.dtype, one.device) for one in others} == {(residual.dtype, residual.device)}
+    return (
+        alike
+        and all(type(one) in (Tensor, nn.Parameter) for one in (residual, *others))
+        and residual.shape[-1] <= WIDEST_ROW
+        and _runs(residual.device, residual.dtype)
+        and _norms_work(residual.device, residual.dtype)
+    )
 
 
 def _runs(device: torch.device, dtype: torch.dtype, width: int = 1) -> bool:
@@ -96,6 +110,18 @@ def _losses_work(device: torch.device, dtype: torch.dtype) -> bool:
         return probe_losses.fault(device, dtype)
 
     return _tried(fault, "losses are not fused", str(dtype))
+
+
+@cache
+def _norms_work(device: torch.device, dtype: torch.dtype) -> bool:
+    """The same of the norms' kernels."""
+
+    def fault() -> str | None:
+        from asa.fused import probe_norms
+
+        return probe_norms.fault(device, dtype)
+
+    return _tried(fault, "norms are not fused", str(dtype))
 
 
 def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:
@@ -144,8 +170,8 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention under the keep map 1[mask_q mask_k^T + mask_bias > 0], shared by heads (Wu et al. 2023, Eq. 4 to 8).
 
-    Args: all of one of DTYPES but mask_bias, of a query, which is fp32 (None: 0), and the floor of keys, which is what
-        `floors` makes of those seen. scale: of the scores, 1 / sqrt(K).
+    Args: all of one of DTYPES but mask_bias, of a query, which may be fp32 (None: 0), and the floor of keys, which is
+        what `floors` makes of those seen. scale: of the scores, 1 / sqrt(K).
         dropout: probability, of the weights; it is rounded to 1 / 65536. config: its reversal and temperature.
         beside, clean: what parted these rows from clean ones, and the context of those, which comes first in ours.
     Returns: context_BHLK; kept_BL, fp32, the keys seen and kept by each query, of padding queries too. Both pass
@@ -171,6 +197,18 @@ def cross_entropies(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
     from asa.fused.losses import Losses
 
     return Losses.apply(labels_N, False, logits_NC)
+
+
+def add_norm(
+    x_BLD: Tensor, bias_D: Tensor, residual_BLD: Tensor, gain_D: Tensor, shift_D: Tensor, eps: float, dropout: float
+) -> Tensor:
+    """LayerNorm(dropout(x + bias) + residual), in fp32 until the end. Args: of any shape that ends in D, which x and
+    residual have alike; dropout: probability, rounded to 1 / 65536. Differentiable once."""
+    from asa.fused.norms import AddNorm, Options
+
+    rows = (one.reshape(-1, one.shape[-1]) for one in (x_BLD, residual_BLD))
+    operands = (one.contiguous() for one in (*rows, bias_D, gain_D, shift_D))
+    return AddNorm.apply(*operands, Options(eps, dropout)).view(x_BLD.shape)
 
 
 def compare(given: Sequence[Tensor], labels_N: Tensor) -> tuple[Tensor, ...]:

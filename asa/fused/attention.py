@@ -38,7 +38,7 @@ class FusedAttention(Function):
         if mask_bias_BL is None:
             mask_bias_BL = mask_q_BLD.new_zeros(mask_q_BLD.shape[:2], dtype=torch.float32)
         made = (mask_q_BLD.contiguous(), mask_k_BLD.contiguous(), mask_bias_BL.contiguous())
-        seed = _seed(q_BHLK.device, options.dropout)
+        seed = launch.seed_of(q_BHLK.device, options.dropout)
         bits_BLW, kept_BL = launch.pack(*made, floor_BL)
         map_ = (floor_BL, bits_BLW, kept_BL, seed)
         out_BHLK, lse_BHL = launch.forward(q_BHLK, k_BHLK, v_BHLK, map_, options, beside.room)
@@ -67,10 +67,3 @@ def _rows_whole(x_BHLK: Tensor) -> Tensor:
     """The kernels take any strides but within a head's row, as far as 32 bits count the way through a row's heads."""
     far = any(x_BHLK.stride(axis) * (x_BHLK.shape[axis] - 1) >= 2**31 for axis in (1, 2))
     return x_BHLK.contiguous() if far or x_BHLK.stride(-1) != 1 else x_BHLK
-
-
-def _seed(device: torch.device, dropout: float) -> Tensor:
-    """Of this call's dropout, from torch's generator: what repeats a pass's random numbers repeats its dropout."""
-    if not dropout:
-        return torch.zeros(1, dtype=torch.int64, device=device)
-    return torch.randint(2**62, (1,), device=device)

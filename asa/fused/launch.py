@@ -176,7 +176,7 @@ def map_backward(
     return (
         _times(dx_BLL, saved.mask_k_BLD, strength) if needed[0] else None,
         _times(dx_BLL.transpose(1, 2), saved.mask_q_BLD, strength) if needed[1] else None,
-        dx_BLL.sum(-1, dtype=torch.float32) * strength if needed[2] else None,
+        _sums(dx_BLL, strength, saved.mask_bias_BL) if needed[2] else None,
     )
 
 
@@ -184,6 +184,13 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None
     """Launch on the device of the first tensor, which need not be the current one."""
     with torch.cuda.device_of(args[0]):
         kernel[grid](*args, **settings)
+
+
+def seed_of(device: torch.device, dropout: float) -> Tensor:
+    """Of one call's dropout, from torch's generator: what repeats a pass's random numbers repeats its dropout."""
+    if not dropout:
+        return torch.zeros(1, dtype=torch.int64, device=device)
+    return torch.randint(2**62, (1,), device=device)
 
 
 def parts(length: int, size: int) -> int:
@@ -194,6 +201,11 @@ def parts(length: int, size: int) -> int:
 def _times(x_BLL: Tensor, y_BLD: Tensor, factor: float) -> Tensor:
     with _whole_sums():
         return torch.baddbmm(torch.empty_like(y_BLD), x_BLL, y_BLD, beta=0, alpha=factor)
+
+
+def _sums(x_BLL: Tensor, factor: float, like_BL: Tensor) -> Tensor:
+    """Over keys, in fp32 and with their factor before they have the type that is wanted."""
+    return torch.mul(x_BLL.sum(-1, dtype=torch.float32), factor, out=torch.empty_like(like_BL))
 
 
 @contextmanager

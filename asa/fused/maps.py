@@ -41,7 +41,7 @@ def pack_kernel(
     cols_N = key0 + tl.arange(0, N)
     of_row = row * length * width
     # The scale of the scores is positive, so their signs do without it.
-    bias_M = tl.load(bias_BL + row * length + rows_M, mask=rows_M < length, other=0.0)
+    bias_M = tl.load(bias_BL + row * length + rows_M, mask=rows_M < length, other=0.0).to(tl.float32)
     x_MN = product(q_BLD + of_row, k_BLD + of_row, bias_M, rows_M, cols_N, length, width, D, PRECISION)
     floor_N = tl.load(floor_BL + row * length + cols_N, mask=cols_N < length, other=UNSEEN)
     keep_MN = ((x_MN > 0) & (floor_N == SEEN)[None, :]).to(tl.int32)
@@ -97,7 +97,7 @@ def slope_kernel(
     ds_MN = tl.where((kept_M > 0)[:, None], ds_MN, 0.0)
     price_M = tl.load(d_kept_BL + row * length + rows_M, mask=inside_M, other=0.0)
     of_row = row * length * mask_width
-    bias_M = tl.load(mask_bias_BL + row * length + rows_M, mask=inside_M, other=0.0)
+    bias_M = tl.load(mask_bias_BL + row * length + rows_M, mask=inside_M, other=0.0).to(tl.float32)
     x_MN = product(mask_q_BLD + of_row, mask_k_BLD + of_row, bias_M, rows_M, cols_N, length, mask_width, D, PRECISION)
     soft_MN = tl.sigmoid(x_MN * mask_scale)
     dx_MN = (price_M[:, None] / MASKED - ds_MN) * soft_MN * (1 - soft_MN) * HEADROOM

@@ -3,6 +3,9 @@
 What compiles may still be wrong: compilers have had faults on one GPU and in one version, in just such products.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -25,8 +28,7 @@ NAMES = ("context", "kept units", *(f"gradient to {name}" for name in ("q", "k",
 def fault(device: torch.device, dtype: torch.dtype, head: int) -> str | None:
     """What the kernels get wrong for heads of this width, None where nothing. Torch's generators stay as they are."""
     operands, seen_BL = _operands(device, dtype, head)
-    state = _state(device)
-    try:
+    with kept_state(device) as state:
         for dropout in DROPOUTS:
             spared_BHLL = _spared(operands, seen_BL, dropout, state) if dropout else None
             _set_state(device, state)
@@ -49,8 +51,6 @@ def fault(device: torch.device, dtype: torch.dtype, head: int) -> str | None:
                 limit = max(LIMITS[dtype], LIMIT_OF_MAPS if "~" in name else 0)
                 if not error <= limit:
                     return f"{name} is off by {error:.2g} of its size with dropout {dropout}"
-    finally:
-        _set_state(device, state)
     return None
 
 
@@ -62,9 +62,9 @@ def _operands(device: torch.device, dtype: torch.dtype, head: int) -> tuple[list
     maps = [torch.randint(-6, 7, (ROWS, LENGTH, WIDTH), generator=draw) / 4 for _ in range(2)]
     seen_BL = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     seen_BL[0, -UNSEEN:] = False
-    bias_BL = torch.randint(-6, 7, (ROWS, LENGTH), generator=draw).to(device) / 4.0
-    operands = [*(x.to(device, dtype) for x in (*qkv, *maps)), bias_BL]
-    return [x.requires_grad_() for x in operands], seen_BL.to(device)
+    bias_BL = torch.randint(-6, 7, (ROWS, LENGTH), generator=draw) / 4
+    operands = [x.to(device, dtype).requires_grad_() for x in (*qkv, *maps, bias_BL)]
+    return operands, seen_BL.to(device)
 
 
 def _fused(operands: list[Tensor], seen_BL: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
@@ -115,8 +115,14 @@ def size(x: Tensor) -> float:
     return x.square().sum().sqrt().item()
 
 
-def _state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+@contextmanager
+def kept_state(device: torch.device) -> Generator[Tensor]:
+    """Gives the state of the device's generator, which is the same afterwards."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    try:
+        yield state
+    finally:
+        _set_state(device, state)
 
 
 def _set_state(device: torch.device, state: Tensor) -> None:

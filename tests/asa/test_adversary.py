@@ -105,7 +105,7 @@ def test_one_map_made_of_two_scores_and_learns_as_the_two(seed: int, kind: str) 
     near = 1e-9 if kind == "float64" else 1e-4
     torch.testing.assert_close(x, other_x, rtol=near, atol=near)
     torch.testing.assert_close(grads, other_grads, rtol=near, atol=near)
-    # The bias is fp32, and under autocast the factors are bfloat16's.
+    # The bias has the weights' type, and under autocast the factors are bfloat16's.
     rtol, atol = (0.1, 0.5) if kind == "autocast" else (1e-4, 1e-4)
     torch.testing.assert_close(y, other_y, rtol=rtol, atol=atol)
 

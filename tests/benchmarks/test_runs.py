@@ -142,6 +142,8 @@ def test_on_a_gpu_the_heading_names_the_fused_kernels(monkeypatch: pytest.Monkey
     assert attention(names, shape, 2, 16, "fp32") == "sdpa (fused: asa under attack)"
     monkeypatch.setattr("asa.fused.losses_supported", lambda *args: True)
     assert attention(names, shape, 2, 16, "fp32") == "sdpa (fused: asa under attack, our losses)"
+    monkeypatch.setattr("asa.fused.norms_supported", lambda *args: True)
+    assert attention(names, shape, 2, 16, "fp32") == "sdpa (fused: asa under attack, our losses, our norms)"
     assert attention(["stock", "twin"], shape, 2, 16, "fp32") == "sdpa"
 
 

@@ -1,7 +1,8 @@
 """Compile the kernels, which needs no GPU, and print one JSON line for each variant.
 
 python -m tests.fused.compiled ARCHITECTURE TYPE HEAD_WIDTH DROPOUT ..., such as 90 fp16 64 1 80 bf16 64 0. Of the
-losses: ARCHITECTURE TYPE CLASSES PASSES_LESS_ONE, such as 90 fp16 30522 1.
+losses: ARCHITECTURE TYPE CLASSES PASSES_LESS_ONE, such as 90 fp16 30522 1. Of norms: ARCHITECTURE TYPE WIDTH DROPOUT,
+a width from 129 to 2048.
 """
 
 import json
@@ -17,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from asa.fused import attend, launch, losses, maps, vocabulary
+from asa.fused import attend, launch, losses, maps, normal, norms, vocabulary
 
 KERNELS: dict[str, Any] = {
     "pack": maps.pack_kernel,
@@ -28,18 +29,22 @@ KERNELS: dict[str, Any] = {
 }
 # Of losses; instead of a head's width they have classes, and instead of dropout a second pass.
 LOSSES: dict[str, Any] = {"entropy": vocabulary.entropy_kernel, "gradient": vocabulary.gradient_kernel}
+# Of norms, whose width it is.
+NORMS: dict[str, Any] = {"norm": normal.norm_kernel, "norm_gradient": normal.norm_gradient_kernel}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TYPES = {"floor_BL": "*fp32", "bits_BLW": "*i32", "kept_BL": "*fp32", "seed_ptr": "*i64", "labels_N": "*i64"}
-TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL", "bias_BL", "mask_bias_BL"), "*fp32")
+TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL"), "*fp32")
 TYPES |= dict.fromkeys(("entropies", "tops", "logs", "means"), "*fp32")
 TYPES |= dict.fromkeys(("d_entropy_p_N", "d_entropy_q_N", "d_forth_N", "d_back_N"), "*fp32")
-TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale"), "fp32")
+TYPES |= dict.fromkeys(("means", "scales", "of_shares"), "*fp32")
+TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale", "eps"), "fp32")
 TYPES |= dict.fromkeys(("heads", "length", "width", "mask_width", "words", "threshold"), "i32")
 TYPES |= dict.fromkeys(("rows", "behind", "classes", "pitch"), "i32")
 
 # Of the type that the kernels are compiled for.
 OPERANDS = {"q", "k", "v", "out", "do", "dq", "dk", "dv", "p", "found_p", "found_q"}
-OPERANDS |= {"q_BLD", "k_BLD", "mask_q_BLD", "mask_k_BLD", "dx_BLL"}
+OPERANDS |= {"x", "bias", "residual", "gain", "shift", "y", "dy", "dx", "d_residual"}
+OPERANDS |= {"bias_BL", "mask_bias_BL", "q_BLD", "k_BLD", "mask_q_BLD", "mask_k_BLD", "dx_BLL"}
 
 
 def signature(kernel: Any, dtype: str) -> dict[str, str]:
@@ -56,6 +61,8 @@ def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) 
     """What the compiler says of one variant: registers and bytes spilled of a thread, shared memory, instructions."""
     if name in LOSSES:
         kernel, settings = LOSSES[name], losses.tile(head, dropout)
+    elif name in NORMS:
+        kernel, settings = NORMS[name], dict(norms.tile(head))
     else:
         kernel, settings = KERNELS[name], launch.tiles(name, DTYPES[dtype], head)
     options = {key: settings.pop(key) for key in ("num_warps", "num_stages") if key in settings}
@@ -123,5 +130,5 @@ def _told(cubin: bytes, question: str) -> str:
 if __name__ == "__main__":
     words = sys.argv[1:]
     for architecture, dtype, head, dropout in zip(*(words[n::4] for n in range(4)), strict=True):
-        for name in KERNELS if int(head) <= 128 else LOSSES:
+        for name in KERNELS if int(head) <= 128 else NORMS if int(head) <= 2048 else LOSSES:
             print(json.dumps(variant(name, int(architecture), dtype, int(head), dropout == "1")), flush=True)

@@ -61,7 +61,7 @@ def problem(
     d_context = torch.randn(rows, length, heads, head, generator=draw).to(DEVICE, dtype).transpose(1, 2)
     # Its part in the maps' gradient is about as large as attention's.
     d_kept_BL = torch.randn(rows, length, generator=draw).to(DEVICE) * 1e4
-    bias_BL = torch.randint(-6, 7, (rows, length), generator=draw).to(DEVICE) / 4.0
+    bias_BL = torch.randint(-6, 7, (rows, length), generator=draw).to(DEVICE, dtype) / 4
     bias_BL[:, 1:2] = 0
     operands = tuple(x.requires_grad_() for x in (*qkv, *maps, bias_BL))
     return Problem(operands, seen_BL, d_context, d_kept_BL, dropout, config or ASAConfig())
@@ -129,6 +129,18 @@ def draws(seed: int, shape: tuple[int, int, int]) -> np.ndarray:
     halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], -1)
     halves = halves.reshape(rows, heads, length, blocks, 4, 4, 2).swapaxes(-3, -2)
     return halves.reshape(rows, heads, length, blocks * 32)[..., :length]
+
+
+def spared_numbers(seed: int, shape: tuple[int, int], dropout: float) -> Tensor:
+    """ND, True where dropout spares a number: counters are (d // 8, n, 0, 0), and a draw's halves lie as above. Args:
+    shape ND."""
+    rows, width = shape
+    groups = -(-width // 8)
+    draw, row = np.meshgrid(*(np.arange(n, dtype=np.uint64) for n in (groups, rows)))
+    words = _philox((draw, row, np.zeros_like(row), np.zeros_like(row)), seed)
+    words = np.stack([words[0], words[2], words[1], words[3]], -1)
+    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], -1).reshape(rows, groups * 8)[:, :width]
+    return torch.from_numpy(halves >= round(dropout * 65536)).to(DEVICE)
 
 
 def _philox(counter: tuple[np.ndarray, ...], seed: int) -> tuple[np.ndarray, ...]:

@@ -12,6 +12,7 @@ from tests.asa.conftest import LENGTH, ROWS, tiny_batch, tiny_module
 from tests.asa.test_compared import by_torch, case, gradients
 from tests.fused.oracle import TOLERANCES, error, fused, plain, problem
 from tests.fused.test_attention import check, check_dropout
+from tests.fused.test_norms import formulas, operands, ours
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
@@ -48,6 +49,16 @@ def test_a_step_is_reproducible_and_lays_out_no_array_of_heads_by_length_by_leng
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
 
 
+def test_a_norm_of_more_numbers_than_32_bits_count() -> None:
+    x_NW = torch.zeros(2**31 // 768 + 8, 768, device="cuda", dtype=torch.float16)
+    x_NW[-1, 5] = 100
+    one_W, zero_W = (make(768, device="cuda", dtype=torch.float16) for make in (torch.ones, torch.zeros))
+    found = kernels.add_norm(x_NW, zero_W, torch.zeros_like(x_NW), one_W, zero_W, 1e-5, 0.0)
+    wanted = torch.nn.functional.layer_norm(x_NW[-1:].float(), (768,))
+    torch.testing.assert_close(found[-1:].float(), wanted, rtol=1e-2, atol=1e-2)
+    assert not found[:-1].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_passes_that_share_their_dropout_have_the_same_with_a_mask_that_learns(dtype: torch.dtype) -> None:
     device = torch.device("cuda")
@@ -57,6 +68,18 @@ def test_passes_that_share_their_dropout_have_the_same_with_a_mask_that_learns(d
     with engine.same_dropout():
         clean, attacked = engine.probe(batch), engine.probe(batch, Perturb(attend=lambda site: keep_BLL))
     torch.testing.assert_close(attacked.logits, clean.logits, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("width", [384, 768, 1024, 2048])
+def test_norms_of_real_widths(width: int, dtype: torch.dtype, dropout: float) -> None:
+    made = operands(64 * 256 + 7, width, dtype)
+    runs = [ours(made, dropout) for _ in range(2)]
+    assert all(torch.equal(one, again) for one, again in zip(*runs, strict=True))
+    for one, other in zip(runs[0], formulas(made, dropout), strict=True):
+        assert error(one, other) < TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

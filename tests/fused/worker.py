@@ -12,7 +12,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from asa import adversary, dist, fused
 from asa.engine import Precision
-from asa.fused import launch
+from asa.fused import launch, norms
 from asa.methods import METHODS, At, MethodsConfig
 from tests.asa.conftest import tiny_batch
 from tests.fused.interpreted import dot_of_numbers
@@ -22,17 +22,22 @@ STEPS = 3
 
 
 def run(zero: int, precision: Precision, device: torch.device) -> dict[str, Any]:
-    """Terms by step, norms of the last step's gradients, and how many forward passes were fused."""
+    """Terms by step, norms of the last step's gradients, and how many of attention and of norms were fused."""
     launched, forward = [], launch.forward
+    normed, launch_norm = [], norms.run
 
     def counted(*args: Any) -> Any:
         launched.append(args)
         return forward(*args)
 
-    launch.forward = counted  # type: ignore[assignment]
+    def noted(kernel: Any, *args: Any, **settings: Any) -> None:
+        normed.append(kernel)
+        launch_norm(kernel, *args, **settings)
+
+    launch.forward, norms.run = counted, noted  # type: ignore[assignment]
     torch.manual_seed(5)
     engine = engine_for("bert", "asa", zero, precision, device)
-    method, terms, norms = METHODS["asa"](MethodsConfig()), [], []
+    method, terms, sizes = METHODS["asa"](MethodsConfig()), [], []
     for _ in range(STEPS):
         batch = tiny_batch(seed=0)
         batch.inputs.pop("token_type_ids")
@@ -42,9 +47,10 @@ def run(zero: int, precision: Precision, device: torch.device) -> dict[str, Any]
         assert stats.applied
         assert stats.model_norm is not None
         assert stats.adversary_norm is not None
-        norms.append({"model": float(stats.model_norm), "adversary": float(stats.adversary_norm)})
-    launch.forward = forward
-    return {"terms": terms, "norms": norms[-1], "launched": len(launched)}
+        sizes.append({"model": float(stats.model_norm), "adversary": float(stats.adversary_norm)})
+    launch.forward, norms.run = forward, launch_norm
+    fused_norms = normed.count(norms.norm_kernel)
+    return {"terms": terms, "norms": sizes[-1], "launched": len(launched), "normed": fused_norms}
 
 
 def main(out: Path, device: torch.device, zero: int, precision: Precision) -> None:
@@ -53,7 +59,7 @@ def main(out: Path, device: torch.device, zero: int, precision: Precision) -> No
         let_cpu_do_fp16()
     if os.environ.get("TRITON_INTERPRET") == "1":
         InterpreterBuilder.create_dot = dot_of_numbers(InterpreterBuilder.create_dot)
-    fused._works = lambda *_: True  # type: ignore[assignment]  # its trial is tests/fused/test_supported.py's
+    fused._works = fused._norms_work = lambda *_: True  # type: ignore[assignment]  # trials are other tests'
     adversary.merges = lambda _: True  # as at sizes that are not a test's
     torch_dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     results = {}

@@ -1,0 +1,97 @@
+"""The forwards that modules of an attached model have in place of their classes', which do the same in our passes: in
+types that differ, faster, or at once. In other passes, and where they cannot, they are their classes', to the bit."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers  # not its models, which take seconds to load: who needs one waits for it
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+
+from asa import fused
+from asa.dropout import dropout
+from asa.families import Family
+from asa.signal import Signal
+from asa.stock import written_by
+
+# B rows, D width, L length
+
+_every_module: Any = _module
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def forwards(
+    model: "transformers.PreTrainedModel", found: Family, signal: Signal
+) -> list[tuple[nn.Module, "partial[Tensor]"]]:
+    """Modules, and what each is to have. Partials and not bound methods, which would pickle as attributes that the
+    class has not."""
+    norm = model.base_model.get_submodule(found.norm)
+    blocks = list(model.base_model.get_submodule(found.layers).children())
+    ends = [part for block in blocks for path in found.ends if (part := _end(block, path)) is not None]
+    dropouts = [module for module in model.modules() if type(module) is nn.Dropout]
+    return [
+        (norm, partial(widened, norm)),
+        *((module, partial(dropout, module, signal)) for module in dropouts if theirs(module) is None),
+        *((module, partial(at_once, module, signal)) for module in ends if theirs(module) is None),
+    ]
+
+
+def theirs(module: nn.Module) -> Any:
+    """The forward that somebody has given the module, who is not us; a copied one has ours."""
+    found = vars(module).get("forward")
+    return None if getattr(found, "func", None) in (dropout, at_once) else found
+
+
+def _end(block: nn.Module, path: str) -> nn.Module | None:
+    """What ends a half of the block, as Hugging Face's code has it."""
+    try:
+        part = block.get_submodule(path)
+    except AttributeError:
+        return None
+    return part if written_by(type(part).forward, "transformers.") else None
+
+
+def widened(module: Any, x_BLD: Tensor) -> Tensor:
+    """The embeddings' LayerNorm, which brings a sum that is wider than its weights back to their type."""
+    dtype = module.weight.dtype
+    if torch.promote_types(x_BLD.dtype, dtype) == dtype:
+        return module.__class__.forward(module, x_BLD)
+    if not isinstance(module, nn.LayerNorm):  # DeBERTa's own, which takes any type
+        return module.__class__.forward(module, x_BLD).to(dtype)
+    norm: Any = module
+    weight, bias = (None if p is None else p.to(x_BLD.dtype) for p in (norm.weight, norm.bias))
+    return F.layer_norm(x_BLD, norm.normalized_shape, weight, bias, norm.eps).to(dtype)
+
+
+def at_once(module: Any, signal: Signal, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # their names of them
+    """LayerNorm(dropout(dense(hidden_states)) + input_tensor), all but the product by one kernel."""
+    if signal.now is None or not _suits(module, hidden_states, input_tensor):
+        return module.__class__.forward(module, hidden_states, input_tensor)
+    dense, norm, drop = module.dense, module.LayerNorm, module.dropout
+    product_BLD = F.linear(hidden_states, dense.weight)
+    probability = drop.p if drop.training else 0.0
+    return fused.add_norm(product_BLD, dense.bias, input_tensor, norm.weight, norm.bias, norm.eps, probability)
+
+
+def _suits(module: Any, hidden_states: Tensor, input_tensor: Tensor) -> bool:
+    """Whether the parts are torch's, none of which anybody watches, and the kernel takes what they hold."""
+    parts = (module.dense, module.dropout, module.LayerNorm)
+    kind = hidden_states.device.type
+    if kind not in fused.DEVICES or torch.is_autocast_enabled(kind) or _watched(*parts):
+        return False
+    if tuple(map(type, parts)) != (nn.Linear, nn.Dropout, nn.LayerNorm):
+        return False
+    dense, _, norm = parts
+    weights = (dense.weight, dense.bias, norm.weight, norm.bias)
+    shape_BLD = (*hidden_states.shape[:-1], dense.out_features)
+    fits = None not in weights and input_tensor.shape == shape_BLD and norm.normalized_shape == shape_BLD[-1:]
+    return fits and fused.norms_supported(input_tensor, hidden_states, *weights)
+
+
+def _watched(*parts: nn.Module) -> bool:
+    """Whether there are hooks on them, such as those by which ZeRO 3 gathers their weights, or another's forward."""
+    if _every_module._has_any_global_hook():
+        return True
+    return any(theirs(part) is not None or any(vars(part)[kind] for kind in HOOKS) for part in parts)

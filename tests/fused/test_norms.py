@@ -1,0 +1,352 @@
+"""The norms' kernels against torch's formulas in float64, and where the modules of a model use them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from asa import fused
+from asa.adversary import ASAConfig
+from asa.attention import attach, detach, perturbed
+from asa.engine import PlainEngine
+from asa.errors import RequestError
+from asa.families import FAMILIES
+from asa.fused import probe_norms
+from asa.hf import checkpoint_activations
+from asa.methods import METHODS, At, MethodsConfig
+from asa.optim import OptimConfig
+from asa.spare import spare
+from tests.asa.conftest import LAYERS, batch_for, gradients, tiny_batch, tiny_bert, tiny_module
+from tests.asa.encoders import tiny
+from tests.fused.oracle import DEVICE, SLOW_HERE, TOLERANCES, error, spared_numbers
+
+norms: Any = pytest.importorskip("asa.fused.norms", reason="no Triton here")
+
+HERE = torch.device(DEVICE)
+SEED, EPS = 2**40 + 7, 1e-5
+# Layers whose module at the family's place is of torch's parts: DeBERTa v1 has a norm of its own.
+FUSED = {name: 0 if name == "deberta" else LAYERS * len(found.ends) for name, found in FAMILIES.items()}
+
+# N rows, W width
+
+
+def operands(rows: int, width: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """x, residual (NW), bias, gain, shift (W), what arrives (NW)."""
+    draw = torch.Generator().manual_seed(rows * width)
+    shapes = [(rows, width)] * 2 + [(width,)] * 3 + [(rows, width)]
+    return [torch.randn(shape, generator=draw).to(DEVICE, dtype) for shape in shapes]
+
+
+def ours(made: list[Tensor], dropout: float = 0.0, shares: int = 528) -> tuple[Tensor, ...]:
+    """The norm and its gradients."""
+    given = [x.detach().requires_grad_() for x in made[:5]]
+    y_NW = norms.AddNorm.apply(*given, norms.Options(EPS, dropout), shares)
+    return y_NW.detach(), *torch.autograd.grad(y_NW, given, made[5])
+
+
+def formulas(made: list[Tensor], dropout: float = 0.0) -> tuple[Tensor, ...]:
+    given = [x.detach().double().requires_grad_() for x in made[:5]]
+    x_NW, residual_NW, bias_W, gain_W, shift_W = given
+    factors_NW = spared_numbers(SEED, (len(x_NW), x_NW.shape[1]), dropout) * spare(dropout)[1]
+    y_NW = F.layer_norm((x_NW + bias_W) * factors_NW + residual_NW, bias_W.shape, gain_W, shift_W, EPS)
+    return y_NW.detach(), *torch.autograd.grad(y_NW, given, made[5].double())
+
+
+@pytest.fixture
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "seed_of", lambda device, _: torch.tensor([SEED], device=device))
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 8), (37, 24), (70, 129), (5, 768), pytest.param((3, 2048), marks=SLOW_HERE)])
+def test_the_norm_and_its_gradients_are_the_formulas(
+    shape: tuple[int, int], dtype: torch.dtype, dropout: float
+) -> None:
+    made = operands(*shape, dtype)
+    found, wanted = ours(made, dropout), formulas(made, dropout)
+    assert all(one.dtype == dtype for one in found)
+    errors = [error(one, other) for one, other in zip(found, wanted, strict=True)]
+    assert max(errors) < TOLERANCES[dtype], errors
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@given(rows=st.integers(0, 12), width=st.integers(2, 70), tile=st.sampled_from([8, 64, 2048]), shares=st.integers(1, 6))
+@settings(max_examples=12)
+def test_tiles_and_shares_do_not_matter(dropout: float, rows: int, width: int, tile: int, shares: int) -> None:
+    made = operands(rows, width)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "DEVICES", {DEVICE})
+        patch.setattr(norms, "seed_of", lambda device, _: torch.tensor([SEED], device=device))
+        patch.setattr(norms, "ONE_TILE", tile)
+        found, wanted = ours(made, dropout, shares), formulas(made, dropout)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_generator_that_was_put_back_repeats_dropout_and_bits() -> None:
+    made, runs = operands(37, 24), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        runs.append(ours(made, 0.3))
+    assert all(torch.equal(one, other) for one, other in zip(runs[0], runs[1], strict=True))
+    assert not torch.equal(runs[0][0], runs[2][0])
+
+
+@pytest.mark.parametrize(("dropout", "left"), [(1e-7, 1.0), (1.0, 0.0)])
+def test_a_probability_at_either_end_drops_nothing_or_all(dropout: float, left: float) -> None:
+    made = operands(9, 24)
+    found = ours(made, dropout)
+    x_NW, residual_NW, bias_W, gain_W, shift_W, _ = made
+    wanted = F.layer_norm((x_NW + bias_W) * left + residual_NW, bias_W.shape, gain_W, shift_W, EPS)
+    torch.testing.assert_close(found[0], wanted)
+    assert bool(found[1].any()) == bool(left)
+
+
+def test_operands_may_lie_apart_and_be_of_any_shape() -> None:
+    x, residual, *weights, _ = operands(6, 24)
+    bias, gain, shift = weights
+    wanted = fused.add_norm(x, bias, residual, gain, shift, EPS, 0.0)
+    apart = torch.stack([x, x], 1)[:, 0]
+    bias, gain, shift = (torch.stack([one, one], 1)[:, 0] for one in weights)
+    found = fused.add_norm(apart.view(2, 3, 24), bias, residual.view(2, 3, 24), gain, shift, EPS, 0.0)
+    assert torch.equal(found, wanted.view(2, 3, 24))
+
+
+def test_a_second_derivative_is_refused() -> None:
+    made = [x.requires_grad_() for x in operands(3, 8)[:5]]
+    y_NW = norms.AddNorm.apply(*made, norms.Options(EPS, 0.0))
+    with pytest.raises(RequestError, match="fused norms have no second derivative"):
+        torch.autograd.grad(y_NW.sum(), made, create_graph=True)
+
+
+def test_the_trial_draws_no_random_numbers_and_finds_no_fault() -> None:
+    before = torch.get_rng_state()
+    assert probe_norms.fault(HERE, torch.float16) is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def spoilt(kernel: str, place: int) -> Callable[..., None]:
+    """A launch after which one result of a kernel is a tenth too large."""
+    right = norms.run
+
+    def run(launched: Any, grid: Any, *args: Any, **settings: Any) -> None:
+        right(launched, grid, *args, **settings)
+        if launched is getattr(norms, kernel):
+            args[place].mul_(1.1)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("kernel", "place", "told"),
+    [
+        ("norm_kernel", 5, "norm is off by 0.1"),
+        ("norm_gradient_kernel", 7, "gradient to the norm's x is off by 0.1"),
+        ("norm_gradient_kernel", 8, "gradient to the norm's"),
+        ("norm_gradient_kernel", 9, "gradient to the norm's bias is off by 0.1"),
+        ("shares_kernel", 1, "gradient to the norm's bias is off by 0.1"),
+    ],
+)
+def test_the_trial_tells_what_is_wrong_and_torch_does_it(
+    kernel: str, place: int, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(norms, "run", spoilt(kernel, place))
+    fused._norms_work.cache_clear()
+    try:
+        assert not any(
+            fused.norms_supported(torch.ones(2, 8, device=DEVICE), torch.ones(8, device=DEVICE)) for _ in "ab"
+        )
+    finally:
+        fused._norms_work.cache_clear()
+    (message,) = caplog.messages
+    assert message.startswith(f"Triton's kernels are wrong here, so norms are not fused: {told}")
+
+
+@pytest.mark.parametrize("threshold", [0, 49152])  # none dropped; those dropped that stay
+def test_the_trial_notices_a_wrong_share(threshold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = norms.spare
+    monkeypatch.setattr(norms, "spare", lambda p: (threshold, real(p)[1]) if p else real(p))
+    assert (probe_norms.fault(HERE, torch.float32) or "").startswith("dropout 0.25 spares")
+
+
+def test_the_trial_notices_another_dropout_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = norms.run
+
+    def run(kernel: Any, grid: Any, *args: Any, **settings: Any) -> None:
+        if kernel is norms.norm_gradient_kernel:
+            args = (*args[:10], args[10] + 1, *args[11:])
+        right(kernel, grid, *args, **settings)
+
+    monkeypatch.setattr(norms, "run", run)
+    assert "with dropout 0.25" in (probe_norms.fault(HERE, torch.float32) or "")
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each norm that the kernels take, without those of the trial before the first."""
+    for trial in ("_works", "_norms_work", "_losses_work"):
+        monkeypatch.setattr(fused, trial, lambda *_: True)
+    rows: list[int] = []
+    right = norms.run
+
+    def run(kernel: Any, grid: Any, *args: Any, **settings: Any) -> None:
+        if kernel is norms.norm_kernel:
+            rows.append(len(args[0]))
+        right(kernel, grid, *args, **settings)
+
+    monkeypatch.setattr(norms, "run", run)
+    return rows
+
+
+def outputs(model: Any, name: str) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    with perturbed(model):
+        logits = model(**batch_for(name).to(HERE).inputs).logits
+    torch.cos(logits * 3).sum().backward()
+    return logits.detach(), gradients(model)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_what_it_was(name: str, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = tiny(name)
+    model.to(HERE).train()
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    attach(model)
+    found, of_found = outputs(model, name)
+    assert len(taken) == FUSED[name]
+    monkeypatch.setattr(fused, "DEVICES", set())
+    wanted, of_wanted = outputs(model, name)
+    assert len(taken) == FUSED[name]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert of_found.keys() == of_wanted.keys()
+    size = torch.stack([value.norm() for value in of_wanted.values()]).norm()
+    assert all((of_found[key] - value).norm() < 1e-4 * size for key, value in of_wanted.items())
+
+
+def forward(model: Any) -> Tensor:
+    with perturbed(model):
+        return model(**tiny_batch().to(HERE).inputs).logits
+
+
+def attached() -> Any:
+    model: Any = tiny_bert(dropout=0.3)
+    model.to(HERE)
+    attach(model)
+    return model
+
+
+def test_dropout_is_that_of_training(taken: list[int]) -> None:
+    model = attached().train()
+    assert not torch.equal(forward(model), forward(model))
+    model.eval()
+    assert torch.equal(forward(model), forward(model))
+    assert len(taken) == 4 * 2 * LAYERS
+
+
+def test_a_pass_that_is_none_of_ours_and_a_detached_model_are_theirs(taken: list[int]) -> None:
+    model = attached()
+    model(**tiny_batch().to(HERE).inputs)
+    detach(model)
+    model(**tiny_batch().to(HERE).inputs)
+    assert taken == []
+    assert not any("forward" in vars(part) for part in model.modules())
+
+
+def hooked(part: Any) -> None:
+    part.dense.register_forward_hook(lambda *_: None)
+
+
+def watched_backwards(part: Any) -> None:
+    part.LayerNorm.register_full_backward_hook(lambda *_: None)
+
+
+def replaced(part: Any) -> None:
+    part.dropout = nn.Identity()
+
+
+def without_bias(part: Any) -> None:
+    part.dense.bias = None
+
+
+def wrapped(part: Any) -> None:
+    whole = part.dense.forward
+    part.dense.forward = lambda x: whole(x)
+
+
+def reparametrized(part: Any) -> None:
+    nn.utils.parametrizations.weight_norm(part.dense)
+
+
+@pytest.mark.parametrize(
+    "change", [hooked, watched_backwards, replaced, without_bias, wrapped, reparametrized], ids=lambda f: f.__name__
+)
+def test_a_part_that_somebody_has_changed_or_watches_is_left_to_torch(
+    change: Callable[[Any], None], taken: list[int]
+) -> None:
+    model = attached().eval()
+    change(model.base_model.encoder.layer[0].output)
+    found = forward(model)
+    assert len(taken) == 2 * LAYERS - 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "DEVICES", set())
+        torch.testing.assert_close(found, forward(model), rtol=1e-4, atol=1e-5)
+
+
+def test_a_hook_on_every_module_and_autocast_are_left_to_torch(taken: list[int]) -> None:
+    model = attached()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        forward(model)
+    finally:
+        handle.remove()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        forward(model)
+    assert taken == []
+
+
+def step(method: str, checkpointed: bool = False, dropout: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
+    torch.manual_seed(3)
+    module = tiny_module(asa=ASAConfig() if method == "asa" else None, dropout=dropout).train()
+    if checkpointed:
+        checkpoint_activations(module.model)
+    engine = PlainEngine(module, OptimConfig(), steps=10, device=HERE)
+    torch.manual_seed(7)
+    terms = METHODS[method](MethodsConfig()).backward(engine, tiny_batch().to(HERE), At(0, 0))
+    return terms["loss"], gradients(module)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "asa", "smart", "freelb"])
+def test_a_step_is_the_same_by_the_kernels(method: str, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, found = step(method)
+    assert len(taken) >= 2 * LAYERS
+    count = len(taken)
+    monkeypatch.setattr(fused, "DEVICES", set())
+    wanted_loss, wanted = step(method)
+    assert len(taken) == count
+    torch.testing.assert_close(loss, wanted_loss, rtol=1e-4, atol=1e-6)
+    size = torch.stack([value.norm() for value in wanted.values()]).norm()
+    assert all((found[key] - value).norm() < 1e-4 * size for key, value in wanted.items())
+
+
+def test_what_is_recomputed_draws_the_same_dropout(taken: list[int]) -> None:
+    loss, wanted = step("vanilla", dropout=0.2)
+    again_loss, again = step("vanilla", checkpointed=True, dropout=0.2)
+    assert len(taken) == 3 * 2 * LAYERS
+    assert torch.equal(loss, again_loss)
+    for key, value in wanted.items():
+        torch.testing.assert_close(again[key], value, rtol=1e-5, atol=1e-7, msg=key)
+
+
+def test_the_last_block_normalizes_only_what_is_read(taken: list[int]) -> None:
+    step("vanilla")
+    whole, *_, read = taken
+    assert read < whole
