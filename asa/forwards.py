@@ -79,9 +79,10 @@ def _suits(module: Any, hidden_states: Tensor, input_tensor: Tensor) -> bool:
     """Whether the parts are torch's, none of which anybody watches, and the kernel takes what they hold."""
     parts = (module.dense, module.dropout, module.LayerNorm)
     kind = hidden_states.device.type
-    if kind not in fused.DEVICES or torch.is_autocast_enabled(kind) or _watched(*parts):
+    # First: a compiler would look into all that follows.
+    if torch.compiler.is_compiling() or kind not in fused.DEVICES or torch.is_autocast_enabled(kind):
         return False
-    if tuple(map(type, parts)) != (nn.Linear, nn.Dropout, nn.LayerNorm):
+    if _watched(*parts) or tuple(map(type, parts)) != (nn.Linear, nn.Dropout, nn.LayerNorm):
         return False
     dense, _, norm = parts
     weights = (dense.weight, dense.bias, norm.weight, norm.bias)

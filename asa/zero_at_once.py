@@ -1,7 +1,7 @@
 """What DeepSpeed's ZeRO 2 does in half precision for one parameter after another, done for all at once.
 
 BERT-base has two hundred of them, and DeepSpeed makes some twenty launches of each in an update: a GPU then
-works 38 of a step's 99 ms (LAB.md, 2026-11-27). Gradients stay until a pass ends, and a group's are joined then.
+works 38 of a step's 99 ms (LAB.md, 2026-11-27). Gradients stay until a pass ends, and are joined then, some at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,17 @@ from torch import Tensor, nn
 from asa import dist
 from asa.optim import norm_of
 
+PIECE = 2**24  # numbers, or those of one parameter, that are copied at a time
+
 
 class Layout(NamedTuple):
     """What lies side by side in the sums of a group of parameters: how many numbers, and whose; nobody's are zeros.
 
-    kind: what DeepSpeed keeps the sums in, made of a list of tensors and of what these are parts of.
+    pieces: parts that are joined at a time. kind: what DeepSpeed keeps the sums in, made of a list of tensors and of
+    what these are parts of.
     """
 
-    parts: list[tuple[int, nn.Parameter | None]]
+    pieces: list[list[tuple[int, nn.Parameter | None]]]
     kind: Callable[[list[Tensor], Tensor], Any]
 
 
@@ -54,19 +57,27 @@ def _layout(optimizer: Any, group: int) -> Layout:
     parameters = iter(optimizer.params_in_partition[group])
     made = optimizer._build_compact_grad_partition_buffer(group)
     parts = [(part.numel(), None if getattr(part, "_zero_padding", False) else next(parameters)) for part in made]
-    return Layout(parts, type(made))
+    pieces: list[list[tuple[int, nn.Parameter | None]]] = []
+    for part in parts:
+        if not pieces or sum(size for size, _ in pieces[-1]) + part[0] > PIECE:
+            pieces.append([])
+        pieces[-1].append(part)
+    return Layout(pieces, type(made))
 
 
 def _collect(optimizer: Any, layouts: Sequence[Layout]) -> None:
     """After a backward pass: add the model's gradients to the fp32 sums, and let go of them."""
     for group, layout in enumerate(layouts):
-        new = torch.cat([_gradient(size, p, optimizer) for size, p in layout.parts])
-        sums = optimizer.averaged_gradients.get(group)
-        if sums is None:
-            whole = new.to(optimizer.gradient_accumulation_dtype)
+        sizes = [sum(size for size, _ in piece) for piece in layout.pieces]
+        first = optimizer.averaged_gradients.get(group) is None
+        if first:
+            dtype = optimizer.gradient_accumulation_dtype
+            whole = torch.empty(sum(sizes), dtype=dtype, device=optimizer.device)
             optimizer.averaged_gradients[group] = layout.kind([whole], whole)
-        else:
-            sums.flat_partition.add_(new)
+        sums = optimizer.averaged_gradients[group].flat_partition.split(sizes)
+        for place, piece in zip(sums, layout.pieces, strict=True):
+            new = torch.cat([_gradient(size, p, optimizer) for size, p in piece])
+            place.copy_(new) if first else place.add_(new)
     optimizer._clear_param_grad_only()
     optimizer._epilogue_ran_this_backward = True
 

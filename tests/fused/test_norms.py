@@ -23,6 +23,7 @@ from asa.optim import OptimConfig
 from asa.spare import spare
 from tests.asa.conftest import LAYERS, batch_for, gradients, tiny_batch, tiny_bert, tiny_module
 from tests.asa.encoders import tiny
+from tests.asa.test_recompute import compiled_steps
 from tests.fused.oracle import DEVICE, SLOW_HERE, TOLERANCES, error, spared_numbers
 
 norms: Any = pytest.importorskip("asa.fused.norms", reason="no Triton here")
@@ -344,6 +345,12 @@ def test_what_is_recomputed_draws_the_same_dropout(taken: list[int]) -> None:
     assert torch.equal(loss, again_loss)
     for key, value in wanted.items():
         torch.testing.assert_close(again[key], value, rtol=1e-5, atol=1e-7, msg=key)
+
+
+def test_a_compiled_model_is_left_to_its_compiler(taken: list[int]) -> None:
+    _, graphs = compiled_steps("bert", "eager", compiled=True)
+    assert graphs == [1, 1, 1, 1]
+    assert taken == []
 
 
 def test_the_last_block_normalizes_only_what_is_read(taken: list[int]) -> None:
