@@ -238,6 +238,27 @@ MUTATIONS = (
         "asa/test_cpu_attention.py::test_without_dropout_it_is_torchs",
     ),
     Mutation(
+        "the fused norm's gradient leaves out that its deviation moves",
+        "fused/normal.py",
+        "(slope_RD - normal_RD * along_R[:, None] - level_R[:, None])",
+        "(slope_RD - level_R[:, None])",
+        "fused/test_norms.py::test_the_norm_and_its_gradients_are_the_formulas",
+    ),
+    Mutation(
+        "a dense layer that somebody watches is fused",
+        "forwards.py",
+        "if _watched(*parts) or ",
+        "if ",
+        "fused/test_norms.py::test_a_part_that_somebody_has_changed_or_watches_is_left_to_torch",
+    ),
+    Mutation(
+        "further pieces of a single process's gradients take the place of earlier passes'",
+        "zero_at_once.py",
+        "place.copy_(new) if first else place.add_(new)",
+        "place.copy_(new)",
+        "precision/test_matrix.py::test_it_follows_the_plain_engine_resumes_and_skips_a_bad_gradient",
+    ),
+    Mutation(
         "the clean prediction's part in the fused divergence's gradient has the other sign",
         "fused/vocabulary.py",
         "d_p_T += p_T * (forth * gap_T + (back",
