@@ -72,7 +72,7 @@ def norms_supported(residual: Tensor, *others: Tensor) -> bool:
         and all(type(one) in (Tensor, nn.Parameter) for one in (residual, *others))
         and residual.shape[-1] <= WIDEST_ROW
         and _runs(residual.device, residual.dtype)
-        and _norms_work(residual.device, residual.dtype)
+        and _norms_work(residual.device, residual.dtype, residual.shape[-1])
     )
 
 
@@ -113,15 +113,15 @@ def _losses_work(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 @cache
-def _norms_work(device: torch.device, dtype: torch.dtype) -> bool:
+def _norms_work(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     """The same of the norms' kernels."""
 
     def fault() -> str | None:
         from asa.fused import probe_norms
 
-        return probe_norms.fault(device, dtype)
+        return probe_norms.fault(device, dtype, width)
 
-    return _tried(fault, "norms are not fused", str(dtype))
+    return _tried(fault, "norms are not fused", f"{dtype}, rows of {width}")
 
 
 def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:

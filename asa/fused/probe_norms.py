@@ -10,8 +10,8 @@ from asa.spare import spare
 
 # N rows, W width
 
-ROWS, WIDTH = 75, 200  # several tiles, the last of them not full, in either direction
-SHARES = 4  # of which each has several tiles
+MOST_NUMBERS = 2**16  # of a problem
+SHARES = 2  # of which each has several tiles
 EPS = 1e-5
 DROPOUTS = (0.0, 0.25)  # with dropout the kernels are compiled anew; not one half, which its reverse is too
 # Largest relative error, in the Euclidean norm; some times what rounding gives.
@@ -19,9 +19,9 @@ LIMITS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2.4e-2}
 NAMES = ("norm", *(f"gradient to the norm's {name}" for name in ("x", "residual", "bias", "gain", "shift")))
 
 
-def fault(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What the kernels get wrong, None where nothing. Torch's generators stay as they are."""
-    operands, arriving_NW = _problem(dtype)
+def fault(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+    """What the kernels get wrong for rows of this width, None where nothing. Torch's generators stay as they are."""
+    operands, arriving_NW = _problem(dtype, width)
     with kept_state(device):
         for dropout in DROPOUTS:
             given = [x.to(device).requires_grad_() for x in operands]
@@ -40,10 +40,10 @@ def fault(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _problem(dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+def _problem(dtype: torch.dtype, width: int) -> tuple[list[Tensor], Tensor]:
     """x and residual NW, bias, gain and shift W; what arrives at the norm, NW."""
-    draw = torch.Generator().manual_seed(0)
-    shapes = [(ROWS, WIDTH)] * 2 + [(WIDTH,)] * 3 + [(ROWS, WIDTH)]
+    draw, rows = torch.Generator().manual_seed(0), max(7, MOST_NUMBERS // width | 1)  # the last tile is not full
+    shapes = [(rows, width)] * 2 + [(width,)] * 3 + [(rows, width)]
     *operands, arriving_NW = (torch.randn(shape, generator=draw).to(dtype) for shape in shapes)
     return operands, arriving_NW
 
@@ -52,5 +52,5 @@ def _formulas(operands: list[Tensor], factors_NW: Tensor, arriving_NW: Tensor) -
     """The norm and its gradients, on the CPU: the device is what is tried."""
     given = [one.double().requires_grad_() for one in operands]
     x_NW, residual_NW, bias_W, gain_W, shift_W = given
-    y_NW = F.layer_norm((x_NW + bias_W) * factors_NW + residual_NW, (WIDTH,), gain_W, shift_W, EPS)
+    y_NW = F.layer_norm((x_NW + bias_W) * factors_NW + residual_NW, bias_W.shape, gain_W, shift_W, EPS)
     return y_NW.detach(), *torch.autograd.grad(y_NW, given, arriving_NW.double())

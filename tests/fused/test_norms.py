@@ -78,7 +78,7 @@ def test_the_norm_and_its_gradients_are_the_formulas(
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-@given(rows=st.integers(0, 12), width=st.integers(2, 70), tile=st.sampled_from([8, 64, 2048]), shares=st.integers(1, 6))
+@given(rows=st.integers(0, 12), width=st.integers(8, 70), tile=st.sampled_from([8, 64, 2048]), shares=st.integers(1, 6))
 @settings(max_examples=12)
 def test_tiles_and_shares_do_not_matter(dropout: float, rows: int, width: int, tile: int, shares: int) -> None:
     made = operands(rows, width)
@@ -127,9 +127,10 @@ def test_a_second_derivative_is_refused() -> None:
         torch.autograd.grad(y_NW.sum(), made, create_graph=True)
 
 
-def test_the_trial_draws_no_random_numbers_and_finds_no_fault() -> None:
+@pytest.mark.parametrize("width", [8, 384, 768, 2048])
+def test_the_trial_draws_no_random_numbers_and_finds_no_fault(width: int) -> None:
     before = torch.get_rng_state()
-    assert probe_norms.fault(HERE, torch.float16) is None
+    assert probe_norms.fault(HERE, torch.float16, width) is None
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -174,7 +175,7 @@ def test_the_trial_tells_what_is_wrong_and_torch_does_it(
 def test_the_trial_notices_a_wrong_share(threshold: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = norms.spare
     monkeypatch.setattr(norms, "spare", lambda p: (threshold, real(p)[1]) if p else real(p))
-    assert (probe_norms.fault(HERE, torch.float32) or "").startswith("dropout 0.25 spares")
+    assert (probe_norms.fault(HERE, torch.float32, 96) or "").startswith("dropout 0.25 spares")
 
 
 def test_the_trial_notices_another_dropout_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +187,7 @@ def test_the_trial_notices_another_dropout_in_the_backward_pass(monkeypatch: pyt
         right(kernel, grid, *args, **settings)
 
     monkeypatch.setattr(norms, "run", run)
-    assert "with dropout 0.25" in (probe_norms.fault(HERE, torch.float32) or "")
+    assert "with dropout 0.25" in (probe_norms.fault(HERE, torch.float32, 96) or "")
 
 
 @pytest.fixture
