@@ -1,6 +1,7 @@
 """The forwards that modules of an attached model have in place of their classes', which do the same in our passes: in
 types that differ, faster, or at once. In other passes, and where they cannot, they are their classes', to the bit."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,10 @@ from asa.stock import written_by
 # B rows, D width, L length
 
 _every_module: Any = _module
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# What a part of torch's does, as it is in torch: by others it may have been put into its class.
+PLAIN: dict[type[nn.Module], Any] = {
+    part: part.forward for part in (nn.Linear, nn.Dropout, nn.LayerNorm) if written_by(part.forward, "torch.")
+}
 
 
 def forwards(
@@ -29,12 +33,13 @@ def forwards(
     class has not."""
     norm = model.base_model.get_submodule(found.norm)
     blocks = list(model.base_model.get_submodule(found.layers).children())
-    ends = [part for block in blocks for path in found.ends if (part := _end(block, path)) is not None]
+    places = f"transformers.models.{model.config.model_type.replace('-', '_')}."
+    ends = [part for block in blocks for path in found.ends if (part := _end(block, path, places)) is not None]
     dropouts = [module for module in model.modules() if type(module) is nn.Dropout]
     return [
         (norm, partial(widened, norm)),
         *((module, partial(dropout, module, signal)) for module in dropouts if theirs(module) is None),
-        *((module, partial(at_once, module, signal)) for module in ends if theirs(module) is None),
+        *((end, partial(at_once, end, signal, type(end).forward)) for end in ends if theirs(end) is None),
     ]
 
 
@@ -44,13 +49,13 @@ def theirs(module: nn.Module) -> Any:
     return None if getattr(found, "func", None) in (dropout, at_once) else found
 
 
-def _end(block: nn.Module, path: str) -> nn.Module | None:
-    """What ends a half of the block, as Hugging Face's code has it."""
+def _end(block: nn.Module, path: str, places: str) -> nn.Module | None:
+    """What ends a half of the block, as Hugging Face's code of the family has it."""
     try:
         part = block.get_submodule(path)
     except AttributeError:
         return None
-    return part if written_by(type(part).forward, "transformers.") else None
+    return part if written_by(type(part).forward, places) else None
 
 
 def widened(module: Any, x_BLD: Tensor) -> Tensor:
@@ -65,9 +70,16 @@ def widened(module: Any, x_BLD: Tensor) -> Tensor:
     return F.layer_norm(x_BLD, norm.normalized_shape, weight, bias, norm.eps).to(dtype)
 
 
-def at_once(module: Any, signal: Signal, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # their names of them
-    """LayerNorm(dropout(dense(hidden_states)) + input_tensor), all but the product by one kernel."""
-    if signal.now is None or not _suits(module, hidden_states, input_tensor):
+def at_once(
+    module: Any,
+    signal: Signal,
+    known: Callable[..., Tensor],
+    hidden_states: Tensor,  # their names of them
+    input_tensor: Tensor,
+) -> Tensor:
+    """LayerNorm(dropout(dense(hidden_states)) + input_tensor), all but the product by one kernel. known: the forward
+    that the module's class had at `attach`, and has unless somebody has given either another."""
+    if signal.now is None or module.__class__.forward is not known or not _suits(module, hidden_states, input_tensor):
         return module.__class__.forward(module, hidden_states, input_tensor)
     dense, norm, drop = module.dense, module.LayerNorm, module.dropout
     product_BLD = F.linear(hidden_states, dense.weight)
@@ -79,20 +91,34 @@ def _suits(module: Any, hidden_states: Tensor, input_tensor: Tensor) -> bool:
     """Whether the parts are torch's, none of which anybody watches, and the kernel takes what they hold."""
     parts = (module.dense, module.dropout, module.LayerNorm)
     kind = hidden_states.device.type
-    # First: a compiler would look into all that follows.
+    if input_tensor.numel() < fused.FEWEST_NUMBERS:
+        return False
+    # Before the rest: a compiler would look into it.
     if torch.compiler.is_compiling() or kind not in fused.DEVICES or torch.is_autocast_enabled(kind):
         return False
-    if _watched(*parts) or tuple(map(type, parts)) != (nn.Linear, nn.Dropout, nn.LayerNorm):
+    if tuple(map(type, parts)) != tuple(PLAIN) or _watched(*parts):
         return False
     dense, _, norm = parts
     weights = (dense.weight, dense.bias, norm.weight, norm.bias)
     shape_BLD = (*hidden_states.shape[:-1], dense.out_features)
-    fits = None not in weights and input_tensor.shape == shape_BLD and norm.normalized_shape == shape_BLD[-1:]
+    # Not by `in`, which compares.
+    fits = (
+        all(one is not None for one in weights)
+        and input_tensor.shape == shape_BLD
+        and norm.normalized_shape == shape_BLD[-1:]
+    )
     return fits and fused.norms_supported(input_tensor, hidden_states, *weights)
 
 
 def _watched(*parts: nn.Module) -> bool:
-    """Whether there are hooks on them, such as those by which ZeRO 3 gathers their weights, or another's forward."""
+    """Whether there are hooks on them, such as those by which ZeRO 3 gathers their weights, or another's forward, on
+    them or in their class."""
     if _every_module._has_any_global_hook():
         return True
-    return any(theirs(part) is not None or any(vars(part)[kind] for kind in HOOKS) for part in parts)
+    for part in parts:
+        own = vars(part)
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+            return True
+        if theirs(part) is not None or type(part).forward is not PLAIN[type(part)]:
+            return True
+    return False

@@ -26,15 +26,16 @@ class Function(torch.autograd.Function):
         def apply(cls, *args: Any, **kwargs: Any) -> Any: ...
 
 
-def first_only(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def first_only(what: str, otherwise: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """For a Function's backward that has no derivative. Raises RequestError with create_graph, of which torch's own
-    once_differentiable says nothing where what arrives needs no gradient: at a loss it is a number."""
+    once_differentiable says nothing where what arrives needs no gradient: at a loss it is a number. otherwise: what
+    else there is to do than to leave it out."""
 
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(backward)
         def checked(ctx: Any, *grads: Tensor) -> Any:
             if torch.is_grad_enabled():
-                raise RequestError(f"{what} have no second derivative; leave create_graph out")
+                raise RequestError(f"{what} have no second derivative; leave create_graph out{otherwise}")
             return backward(ctx, *grads)
 
         return checked

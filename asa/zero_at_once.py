@@ -69,15 +69,15 @@ def _collect(optimizer: Any, layouts: Sequence[Layout]) -> None:
     """After a backward pass: add the model's gradients to the fp32 sums, and let go of them."""
     for group, layout in enumerate(layouts):
         sizes = [sum(size for size, _ in piece) for piece in layout.pieces]
-        first = optimizer.averaged_gradients.get(group) is None
-        if first:
+        sums = optimizer.averaged_gradients.get(group)
+        if first := sums is None:
             dtype = optimizer.gradient_accumulation_dtype
             whole = torch.empty(sum(sizes), dtype=dtype, device=optimizer.device)
-            optimizer.averaged_gradients[group] = layout.kind([whole], whole)
-        sums = optimizer.averaged_gradients[group].flat_partition.split(sizes)
-        for place, piece in zip(sums, layout.pieces, strict=True):
+            sums = layout.kind([whole], whole)
+        for place, piece in zip(sums.flat_partition.split(sizes), layout.pieces, strict=True):
             new = torch.cat([_gradient(size, p, optimizer) for size, p in piece])
             place.copy_(new) if first else place.add_(new)
+        optimizer.averaged_gradients[group] = sums  # now that it is whole: memory may end before
     optimizer._clear_param_grad_only()
     optimizer._epilogue_ran_this_backward = True
 

@@ -41,7 +41,7 @@ def without_kernels(train: Train) -> Train:
 
 
 def fusible(name: str) -> bool:
-    """Whether kernels may do anything of the step `name`: the losses and norms of every step of ours."""
+    """Whether kernels may do anything of the step `name`: the losses of every step of ours, and norms of large ones."""
     return name not in PEERS
 
 
@@ -55,9 +55,9 @@ def attacks(name: str) -> bool:
 
 def with_kernels(train: Train, name: str, device: torch.device, steps: int) -> Train:
     """The steps `name` by the kernels. Raises RequestError in that one of `steps` by which none has come to those of
-    losses and norms, or of attention where it attacks that."""
-    missing, left = {"losses", "norms"} | ({"attention"} if attacks(name) else set()), steps
-    places = [("losses", fused, "compare"), ("losses", fused, "cross_entropies"), ("norms", fused, "add_norm")]
+    losses, or of attention where it attacks that."""
+    missing, left = {"losses", "attention"} if attacks(name) else {"losses"}, steps
+    places = [("losses", fused, "compare"), ("losses", fused, "cross_entropies")]
     places += [("attention", dispatch, "fused_attention")]
 
     def noting(part: str, begin: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,9 +90,13 @@ def attention(names: Sequence[str], shape: PreTrainedConfig, rows: int, length: 
     heads, dtype = shape.num_attention_heads, HALVES.get(precision, torch.float32)
     taken = fused.supported(OPTIONS.asa, device, dtype, (rows, heads, length, shape.hidden_size // heads))
     mine = [f"{name} under attack" for name in dict.fromkeys(names) if attacks(name)] if taken else []
-    some = torch.empty(0, 2, dtype=dtype, device=device)
-    if any(map(fusible, names)):
-        mine += ["our losses"] * fused.losses_supported(some) + ["our norms"] * fused.norms_supported(some, some)
+    some = torch.empty(0, shape.hidden_size, dtype=dtype, device=device)
+    if any(map(fusible, names)) and fused.losses_supported(some):
+        mine.append("our losses")
+    # Of what is attacked clean rows and attacked ones are one tensor.
+    numbers = max((rows * (1 + attacks(name)) for name in names if fusible(name)), default=0) * length
+    if numbers * shape.hidden_size >= fused.FEWEST_NUMBERS and fused.norms_supported(some, some):
+        mine.append("our norms of the largest tensors")
     return "sdpa" + f" (fused: {', '.join(mine)})" * bool(mine)
 
 

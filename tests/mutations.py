@@ -247,8 +247,8 @@ MUTATIONS = (
     Mutation(
         "a dense layer that somebody watches is fused",
         "forwards.py",
-        "if _watched(*parts) or ",
-        "if ",
+        " or _watched(*parts):",
+        ":",
         "fused/test_norms.py::test_a_part_that_somebody_has_changed_or_watches_is_left_to_torch",
     ),
     Mutation(

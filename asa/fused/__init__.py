@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,13 @@ LOST = (
     "not supported on global/shared address space",
     "launch timed out",
 )  # its context
+_torch: Any = torch
 _TRIAL = Lock()  # one at a time: Triton's interpreter knows no threads
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
 WIDEST_ROW = 2048  # numbers of which a norm is taken at once
+# Of a tensor whose norms are worth it: below, a GPU waits for its host, which has more to do for our kernels (LAB.md,
+# 2026-11-27: BERT-base waits at 64 rows of 256, which are 1.2e7, and does not at 128). Not measured.
+FEWEST_NUMBERS = 2**24
 
 
 def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape: Sequence[int]) -> bool:
@@ -66,10 +71,11 @@ def losses_supported(logits: Tensor) -> bool:
 
 def norms_supported(residual: Tensor, *others: Tensor) -> bool:
     """Whether `add_norm` can take these, shapes apart."""
-    alike = {(one.dtype, one.device) for one in others} == {(residual.dtype, residual.device)}
+    dtype, device = residual.dtype, residual.device
     return (
-        alike
+        all(one.dtype == dtype and one.device == device for one in others)
         and all(type(one) in (Tensor, nn.Parameter) for one in (residual, *others))
+        and not _torch._C._are_functorch_transforms_active()  # by which a Function of ours cannot go
         and residual.shape[-1] <= WIDEST_ROW
         and _runs(residual.device, residual.dtype)
         and _norms_work(residual.device, residual.dtype, residual.shape[-1])
@@ -206,9 +212,8 @@ def add_norm(
     residual have alike; dropout: probability, rounded to 1 / 65536. Differentiable once."""
     from asa.fused.norms import AddNorm, Options
 
-    rows = (one.reshape(-1, one.shape[-1]) for one in (x_BLD, residual_BLD))
-    operands = (one.contiguous() for one in (*rows, bias_D, gain_D, shift_D))
-    return AddNorm.apply(*operands, Options(eps, dropout)).view(x_BLD.shape)
+    operands = (one.contiguous() for one in (x_BLD, residual_BLD, bias_D, gain_D, shift_D))
+    return AddNorm.apply(*operands, Options(eps, dropout))
 
 
 def compare(given: Sequence[Tensor], labels_N: Tensor) -> tuple[Tensor, ...]:

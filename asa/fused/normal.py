@@ -2,8 +2,8 @@
 # pyright: standard
 """The kernels of LayerNorm(dropout(x + bias) + residual), the end of each of a BERT block's two halves.
 
-The sum is never written: the backward pass makes it again from x and the residual, which others keep anyway, and from
-the seed of dropout. No atomics: the same operands and seed give the same bits.
+The sum is never written: the backward pass makes it again from x, the residual and the seed of dropout. No atomics:
+the same operands and seed give the same bits.
 """
 
 import triton
@@ -71,8 +71,8 @@ def norm_gradient_kernel(
     rows, width, threshold, rescale,
     R: tl.constexpr, D: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients to x and the residual of a share's rows (every so-manieth R of them), and their sums for bias, gain and
-    shift. Without dropout the first two are one."""
+    """Gradients to x and the residual of a share's rows, and their sums for bias, gain and shift. Shares take turns at
+    R rows. Without dropout the first two are one."""
     share, shares = tl.program_id(0), tl.num_programs(0)
     column_D = tl.arange(0, D)
     here_D = column_D < width
@@ -111,14 +111,16 @@ def norm_gradient_kernel(
 
 
 @triton.jit(do_not_specialize=("shares",))
-def shares_kernel(of_shares, total, shares, numbers, S: tl.constexpr, C: tl.constexpr):
-    """Sums over shares of C of the numbers that each has."""
-    number_C = tl.program_id(0) * C + tl.arange(0, C)
+def shares_kernel(of_shares, d_bias, d_gain, d_shift, shares, width, S: tl.constexpr, C: tl.constexpr):
+    """Sums over shares of C columns of one of the three."""
+    which, column_C = tl.program_id(1), tl.program_id(0) * C + tl.arange(0, C)
     total_C = tl.zeros((C,), tl.float32)
     for first in range(0, shares, S):
         share_S = first + tl.arange(0, S)
-        inside_SC = (share_S < shares)[:, None] & (number_C < numbers)[None, :]
-        total_C += tl.sum(
-            tl.load(of_shares + share_S[:, None] * numbers + number_C[None, :], mask=inside_SC, other=0.0), 0
-        )
-    tl.store(total + number_C, total_C.to(total.dtype.element_ty), mask=number_C < numbers)
+        inside_SC = (share_S < shares)[:, None] & (column_C < width)[None, :]
+        at_SC = (share_S[:, None] * 3 + which) * width + column_C[None, :]
+        total_C += tl.sum(tl.load(of_shares + at_SC, mask=inside_SC, other=0.0), 0)
+    found_C = total_C.to(d_bias.dtype.element_ty)
+    tl.store(d_bias + column_C, found_C, mask=(column_C < width) & (which == 0))
+    tl.store(d_gain + column_C, found_C, mask=(column_C < width) & (which == 1))
+    tl.store(d_shift + column_C, found_C, mask=(column_C < width) & (which == 2))

@@ -13,7 +13,7 @@ from asa.fused.normal import norm_gradient_kernel, norm_kernel, shares_kernel  #
 from asa.spare import spare
 from asa.typed import Function, first_only
 
-# N rows, W width
+# B, L rows by whatever sizes, N of them in all, D width
 
 SHARES = 528  # four for each multiprocessor of an H200; not tuned
 ONE_TILE = 2048  # numbers; not tuned
@@ -33,45 +33,51 @@ class AddNorm(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x_NW: Tensor,
-        residual_NW: Tensor,
-        bias_W: Tensor,
-        gain_W: Tensor,
-        shift_W: Tensor,
+        x_BLD: Tensor,
+        residual_BLD: Tensor,
+        bias_D: Tensor,
+        gain_D: Tensor,
+        shift_D: Tensor,
         options: Options,
         most_shares: int = SHARES,
     ) -> Tensor:
-        (rows, width), (eps, dropout) = x_NW.shape, options
-        y_NW, seed = torch.empty_like(x_NW), seed_of(x_NW.device, dropout)
-        means_N, scales_N = (torch.empty(rows, dtype=torch.float32, device=x_NW.device) for _ in range(2))
+        (rows, width), (eps, dropout) = _sizes(x_BLD), options
+        y_BLD, seed = torch.empty_like(x_BLD), seed_of(x_BLD.device, dropout)
+        means_N, scales_N = x_BLD.new_empty(2, rows, dtype=torch.float32).unbind()
         settings = tile(width)
         run(
             norm_kernel, (parts(rows, settings["R"]),),
-            x_NW, bias_W, residual_NW, gain_W, shift_W, y_NW, means_N, scales_N, seed, rows, width, eps,
+            x_BLD, bias_D, residual_BLD, gain_D, shift_D, y_BLD, means_N, scales_N, seed, rows, width, eps,
             *spare(dropout), DROPOUT=dropout > 0, **settings,
         )  # fmt: skip
-        ctx.save_for_backward(x_NW, bias_W, residual_NW, gain_W, means_N, scales_N, seed)
+        ctx.save_for_backward(x_BLD, bias_D, residual_BLD, gain_D, means_N, scales_N, seed)
         ctx.dropout, ctx.most_shares = dropout, most_shares
-        return y_NW
+        return y_BLD
 
     @staticmethod
-    @first_only("fused norms")
+    @first_only("fused norms", ", or call asa.fused.DEVICES.clear() first")
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x_NW, bias_W, residual_NW, gain_W, means_N, scales_N, seed = ctx.saved_tensors
-        rows, width = x_NW.shape
-        settings = tile(width)
+        x_BLD, bias_D, residual_BLD, gain_D, means_N, scales_N, seed = ctx.saved_tensors
+        (rows, width), settings = _sizes(x_BLD), tile(x_BLD.shape[-1])
         shares = min(ctx.most_shares, parts(rows, settings["R"]))
-        of_shares = torch.empty(shares, 3, width, dtype=torch.float32, device=x_NW.device)
-        d_residual_NW = torch.empty_like(residual_NW)
-        dx_NW = torch.empty_like(x_NW) if ctx.dropout else d_residual_NW
+        of_shares = torch.empty(shares, 3, width, dtype=torch.float32, device=x_BLD.device)
+        d_residual_BLD = torch.empty_like(residual_BLD)
+        # Without dropout one tensor for both: of such torch makes copies where it keeps them.
+        dx_BLD = torch.empty_like(x_BLD) if ctx.dropout else d_residual_BLD
         run(
             norm_gradient_kernel, (shares,),
-            x_NW, bias_W, residual_NW, gain_W, grads[0].contiguous(), means_N, scales_N, dx_NW, d_residual_NW,
+            x_BLD, bias_D, residual_BLD, gain_D, grads[0].contiguous(), means_N, scales_N, dx_BLD, d_residual_BLD,
             of_shares, seed, rows, width, *spare(ctx.dropout), DROPOUT=ctx.dropout > 0, **settings,
         )  # fmt: skip
-        total_3W = torch.empty(3, width, dtype=gain_W.dtype, device=x_NW.device)
-        run(shares_kernel, (parts(3 * width, 64),), of_shares, total_3W, shares, 3 * width, S=32, C=64, num_warps=4)
-        return dx_NW, d_residual_NW, total_3W[0], total_3W[1], total_3W[2], None, None
+        totals = [torch.empty_like(gain_D) for _ in range(3)]  # not parts of one, which would be saved with each
+        run(shares_kernel, (parts(width, 64), 3), of_shares, *totals, shares, width, S=32, C=64, num_warps=4)
+        return dx_BLD, d_residual_BLD, *totals, None, None
+
+
+def _sizes(x_BLD: Tensor) -> tuple[int, int]:
+    """Rows and their width."""
+    width = x_BLD.shape[-1]
+    return x_BLD.numel() // width, width
 
 
 def tile(width: int) -> dict[str, int]:

@@ -88,14 +88,13 @@ def test_attention_is_fused_of_a_step_that_attacks_it() -> None:
 def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What stands for each kernel, and notes where the kernels may run."""
     found: dict[str, Any] = {"devices": []}
-    places = [(dispatch, "fused_attention"), *((fused, word) for word in ("compare", "cross_entropies", "add_norm"))]
-    for module, kernel in places:
+    for module, kernel in ((dispatch, "fused_attention"), (fused, "compare"), (fused, "cross_entropies")):
         monkeypatch.setattr(module, kernel, lambda: found["devices"].append(set(fused.DEVICES)) or True)
         found[kernel] = lambda module=module, kernel=kernel: getattr(module, kernel)()
     return found
 
 
-KERNELS = {"asa": ("fused_attention", "compare", "add_norm"), "vanilla": ("cross_entropies", "add_norm")}
+KERNELS = {"asa": ("fused_attention", "compare"), "vanilla": ("cross_entropies",)}
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -119,11 +118,10 @@ def test_a_fused_step_comes_to_its_kernels_or_is_refused(name: str, chosen: dict
 @pytest.mark.parametrize(
     ("name", "reached", "told"),
     [
-        ("asa", (), "attention and losses and norms"),
-        ("asa", ("compare", "add_norm"), "attention"),
-        ("asa", ("fused_attention", "add_norm"), "losses"),
-        ("asa", ("fused_attention", "compare"), "norms"),
-        ("vanilla", ("fused_attention", "add_norm"), "losses"),
+        ("asa", (), "attention and losses"),
+        ("asa", ("compare",), "attention"),
+        ("asa", ("fused_attention",), "losses"),
+        ("vanilla", ("fused_attention",), "losses"),
     ],
 )
 def test_a_part_that_comes_to_no_kernel_is_refused(

@@ -1,5 +1,6 @@
 """The norms' kernels against torch's formulas in float64, and where the modules of a model use them."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers.models.bert.modeling_bert import BertOutput
+from transformers.models.xmod.modeling_xmod import XmodSelfOutput
 
 from asa import fused
 from asa.adversary import ASAConfig
@@ -21,7 +24,7 @@ from asa.hf import checkpoint_activations
 from asa.methods import METHODS, At, MethodsConfig
 from asa.optim import OptimConfig
 from asa.spare import spare
-from tests.asa.conftest import LAYERS, batch_for, gradients, tiny_batch, tiny_bert, tiny_module
+from tests.asa.conftest import LAYERS, LENGTH, ROWS, WIDTH, batch_for, gradients, tiny_batch, tiny_bert, tiny_module
 from tests.asa.encoders import tiny
 from tests.asa.test_recompute import compiled_steps
 from tests.fused.oracle import DEVICE, SLOW_HERE, TOLERANCES, error, spared_numbers
@@ -120,10 +123,50 @@ def test_operands_may_lie_apart_and_be_of_any_shape() -> None:
     assert torch.equal(found, wanted.view(2, 3, 24))
 
 
+@pytest.mark.parametrize("shape", [(4, 24), (2, 2, 24)])
+def test_kept_gradients_share_no_memory(shape: tuple[int, ...]) -> None:
+    """Without dropout those to x and to the residual are one: added to twice they would be wrong."""
+    x, residual, bias, gain, shift, _ = operands(4, 24)
+    given = [one.reshape(shape).clone().requires_grad_() for one in (x, residual)]
+    leaves: list[Any] = [*given, *(one.requires_grad_() for one in (bias, gain, shift))]
+
+    def grads() -> list[Tensor]:
+        fused.add_norm(given[0], bias, given[1], gain, shift, EPS, 0.0).cos().sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    once = [grad.clone() for grad in grads()]
+    assert all(torch.equal(grad, 2 * first) for grad, first in zip(grads(), once, strict=True))
+    assert len({leaf.grad.untyped_storage().data_ptr() for leaf in leaves}) == 5
+
+
+def test_a_gradient_that_arrives_spread_is_read_right() -> None:
+    made = operands(5, 24)
+    given = [x.detach().requires_grad_() for x in made[:5]]
+    y_NW = norms.AddNorm.apply(*given, norms.Options(EPS, 0.0))
+    found = torch.autograd.grad(y_NW, given, torch.stack([made[5], made[5]], 1)[:, 0])
+    assert all(torch.equal(one, other) for one, other in zip(found, ours(made)[1:], strict=True))
+
+
+@pytest.mark.usefixtures("taken")
+def test_what_the_kernels_were_not_made_for_is_not_supported() -> None:
+    one = torch.ones(2, 8, device=DEVICE)
+    assert fused.norms_supported(one, one, nn.Parameter(one))
+    assert not fused.norms_supported(one, one, one.half())
+    assert not fused.norms_supported(one, one, torch.ones(2, 8, device="meta"))
+    assert not fused.norms_supported(one, one, one.as_subclass(Another))
+    assert not fused.norms_supported(one.double(), one.double())
+    wide = torch.ones(1, 2049, device=DEVICE)
+    assert not fused.norms_supported(wide, wide)
+
+
+class Another(Tensor):
+    pass
+
+
 def test_a_second_derivative_is_refused() -> None:
     made = [x.requires_grad_() for x in operands(3, 8)[:5]]
     y_NW = norms.AddNorm.apply(*made, norms.Options(EPS, 0.0))
-    with pytest.raises(RequestError, match="fused norms have no second derivative"):
+    with pytest.raises(RequestError, match=r"no second derivative; .* call asa\.fused\.DEVICES\.clear"):
         torch.autograd.grad(y_NW.sum(), made, create_graph=True)
 
 
@@ -192,7 +235,8 @@ def test_the_trial_notices_another_dropout_in_the_backward_pass(monkeypatch: pyt
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each norm that the kernels take, without those of the trial before the first."""
+    """Rows of each norm that the kernels take, however few, without those of the trial before the first."""
+    monkeypatch.setattr(fused, "FEWEST_NUMBERS", 0)
     for trial in ("_works", "_norms_work", "_losses_work"):
         monkeypatch.setattr(fused, trial, lambda *_: True)
     rows: list[int] = []
@@ -205,6 +249,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(norms, "run", run)
     return rows
+
+
+class Foreign(BertOutput):
+    """Of a module that is none of transformers'."""
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        return hidden_states
 
 
 def outputs(model: Any, name: str) -> tuple[Tensor, dict[str, Tensor]]:
@@ -244,6 +295,16 @@ def attached() -> Any:
     model.to(HERE)
     attach(model)
     return model
+
+
+def test_few_numbers_are_left_to_torch(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = attached().eval()
+    monkeypatch.setattr(fused, "FEWEST_NUMBERS", ROWS * LENGTH * WIDTH)
+    forward(model)
+    assert len(taken) == 2 * LAYERS
+    monkeypatch.setattr(fused, "FEWEST_NUMBERS", ROWS * LENGTH * WIDTH + 1)
+    forward(model)
+    assert len(taken) == 2 * LAYERS
 
 
 def test_dropout_is_that_of_training(taken: list[int]) -> None:
@@ -288,8 +349,25 @@ def reparametrized(part: Any) -> None:
     nn.utils.parametrizations.weight_norm(part.dense)
 
 
+def of_another_class(part: Any) -> None:
+    class Other(type(part)):
+        def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+            return super().forward(hidden_states, input_tensor) * 2
+
+    part.__class__ = Other
+
+
+def over_two_axes(part: Any) -> None:
+    part.LayerNorm = nn.LayerNorm([LENGTH, WIDTH], device=DEVICE)
+
+
 @pytest.mark.parametrize(
-    "change", [hooked, watched_backwards, replaced, without_bias, wrapped, reparametrized], ids=lambda f: f.__name__
+    "change",
+    [
+        *(hooked, watched_backwards, replaced, without_bias, wrapped, reparametrized),
+        *(of_another_class, over_two_axes),
+    ],
+    ids=lambda change: change.__name__,
 )
 def test_a_part_that_somebody_has_changed_or_watches_is_left_to_torch(
     change: Callable[[Any], None], taken: list[int]
@@ -312,6 +390,54 @@ def test_a_hook_on_every_module_and_autocast_are_left_to_torch(taken: list[int])
         handle.remove()
     with torch.autocast(DEVICE, torch.bfloat16):
         forward(model)
+        forward(model.bfloat16())
+    assert taken == []
+
+
+@pytest.mark.parametrize("kind", [BertOutput, nn.Linear, nn.LayerNorm], ids=lambda kind: kind.__name__)
+def test_a_forward_that_was_put_into_a_class_since_is_what_runs(
+    kind: Any, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, was = attached().eval(), kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, *args: 2 * was(self, *args))
+    found = forward(model)
+    assert len(taken) == (LAYERS if kind is BertOutput else 0)
+    monkeypatch.setattr(fused, "DEVICES", set())
+    torch.testing.assert_close(found, forward(model), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [XmodSelfOutput, Foreign], ids=lambda kind: kind.__name__)
+def test_an_end_that_is_none_of_the_familys_keeps_its_forward(kind: Any) -> None:
+    model: Any = tiny_bert()
+    model.base_model.encoder.layer[0].output.__class__ = kind
+    model.base_model.encoder.layer[1].output.forward = mine = lambda hidden, states: states
+    attach(model)
+    assert "forward" not in vars(model.base_model.encoder.layer[0].output)
+    assert model.base_model.encoder.layer[1].output.forward is mine
+
+
+def test_a_block_that_was_copied_obeys_the_model_it_came_to(taken: list[int]) -> None:
+    other: Any = tiny_bert().to(DEVICE)  # type: ignore[arg-type]
+    other.base_model.encoder.layer[1] = copy.deepcopy(attached().base_model.encoder.layer[1])
+    attach(other)
+    forward(other)
+    assert len(taken) == 2 * LAYERS
+
+
+def test_a_residual_of_another_shape_is_left_to_torch(taken: list[int]) -> None:
+    model = attached().eval()
+    end, states = model.base_model.encoder.layer[0].output, torch.randn(2, 3, 24, device=DEVICE)
+    one = torch.randn(1, 1, WIDTH, device=DEVICE)
+    with perturbed(model):
+        assert torch.equal(end(states, one), end.LayerNorm(end.dense(states) + one))
+    assert taken == []
+
+
+def test_gradients_by_functions_are_left_to_torch(taken: list[int]) -> None:
+    model = attached().eval()
+    end, states = model.base_model.encoder.layer[0].output, torch.randn(2, 24, device=DEVICE)
+    with perturbed(model):
+        torch.func.grad(lambda x: end(x, states[:, :WIDTH]).sum())(states)
     assert taken == []
 
 
