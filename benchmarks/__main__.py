@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     "flops",
     "traffic",
+    "kernel-time",
     "step-time",
     "memory",
     "finetune-throughput",

@@ -25,11 +25,15 @@ from asa.config import config
 from asa.errors import RequestError, WorkError
 from benchmarks.tables import Recorded, asked, save
 
-PartName = Literal["kernels", "steps", "steps-512", "memory", "engine", "run", "startup", "upkeep", "methods"]
+PartName = Literal[
+    "kernels", "timing", "steps", "steps-large", "steps-512", "memory", "engine", "run", "startup", "upkeep", "methods"
+]
 # In their order, with what each takes of the time, in parts of the whole.
 SHARES: dict[PartName, int] = {
     "kernels": 4,
+    "timing": 1,
     "steps": 2,
+    "steps-large": 1,
     "steps-512": 1,
     "memory": 1,
     "engine": 3,
@@ -51,8 +55,9 @@ class GpuConfig(Recorded):
     model: Path
     """Hugging Face folder that its shards were made for."""
     parts: Annotated[tuple[PartName, ...], Field(min_length=1)] = tuple(SHARES)
-    """What is done, in the order given: kernels and engine are tests; steps, steps-512, memory and methods are
-    BERT-base's batches of 64 rows; run, startup and upkeep train on `data`."""
+    """What is done, in the order given: kernels and engine are tests; timing is of kernels alone; steps, steps-512,
+    memory and methods are BERT-base's batches of 64 rows, steps-large those of 256; run, startup and upkeep train on
+    `data`."""
     minutes: Annotated[float, Field(gt=0, le=600)] = 60
     """Of all parts together. Each is ended after its share of what is left when it begins, the last after all of it."""
     jobs: Annotated[int, Field(ge=1, le=256)] = 8
@@ -80,6 +85,8 @@ BOUNDS = (
     Bound("vanilla, MFU in %, length 256", "steps", r"^vanilla fused .* ([\d.]+)%$", 35, most=False),
     Bound("ASA / vanilla, length 256", "steps", r"^fused, bf16: .*\bASA/vanilla ([\d.]+)", 2.15),
     Bound("ASA / slow twin, length 256", "steps", r"^fused, bf16: .*\bASA/twin ([\d.]+)", 0.667),
+    Bound("vanilla, MFU in %, 256 rows of 256", "steps-large", r"^vanilla .* ([\d.]+)%$", 35, most=False),
+    Bound("ASA / vanilla, 256 rows of 256", "steps-large", r"^fused, bf16: .*\bASA/vanilla ([\d.]+)", 2.15),
     Bound("ASA / vanilla, length 512", "steps-512", r"^fused, bf16: .*\bASA/vanilla ([\d.]+)", 2.25),
     Bound("ASA / slow twin, memory that a step adds", "memory", r"^asa fused .* ([\d.]+)$", 0.5),
     Bound("data wait of a step in %, pre-training", "startup", r"^pretrain: .*data wait ([\d.]+)%", 1),
@@ -128,9 +135,9 @@ def check(request: GpuConfig) -> None:
 
 def commands(name: PartName, request: GpuConfig) -> list[list[str]]:
     """The command lines of a part, without the interpreter."""
-    base = ["--layers", "12", "--width", "768", "--precision", "bf16", "--batch", "64", "--results"]
-    base.append(str(request.results or "null"))
-    model = ["--model", str(request.model), "--results", str(request.results or "null")]
+    results = ["--results", str(request.results or "null")]
+    shape = ["--layers", "12", "--width", "768", "--precision", "bf16", *results, "--batch"]
+    base, model = [*shape, "64"], ["--model", str(request.model), *results]
     ours, both = ["--attention", "fused"], ["--attention", "fused,sdpa"]
     shards = ["--data", str(request.data / "shards"), *model]
     many = ["-rs", "-n", str(request.jobs), "-m"]
@@ -142,6 +149,8 @@ def commands(name: PartName, request: GpuConfig) -> list[list[str]]:
             ["pytest", "tests/fused", *many, "not gpu and not slow"],
         ],
         "steps": [["benchmarks", "step-time", "--methods", "vanilla,asa,stock,twin", *both, *base]],
+        "timing": [["benchmarks", "kernel-time", "--rows", "64,256", *results]],
+        "steps-large": [["benchmarks", "step-time", "--methods", "vanilla,asa", *ours, *shape, "256"]],
         "steps-512": [["benchmarks", "step-time", "--methods", "vanilla,asa", "--lengths", "512", *ours, *base]],
         "memory": [["benchmarks", "memory", "--methods", "twin,asa,vanilla", *both, *base]],
         "engine": [

@@ -28,7 +28,7 @@ def test_help_waits_for_no_torch() -> None:
     program = "import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('benchmarks', run_name='__main__')"
     program = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {program}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.splitlines()[0].startswith("usage: python -m benchmarks {flops|traffic|step-time|")
+    assert done.stdout.splitlines()[0].startswith("usage: python -m benchmarks {flops|traffic|kernel-time|step-time|")
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 

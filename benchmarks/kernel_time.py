@@ -1,0 +1,166 @@
+"""Our kernels alone beside torch's operations, on a GPU, in CUDA graphs: what a step's host does is not in it.
+
+Step times say what kernels bring, and hide it where the GPU waits for its host.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from asa import fused
+from asa.adversary import ASAConfig
+from asa.config import config
+from asa.errors import RequestError
+from benchmarks.fused import check_kernels
+from benchmarks.tables import Recorded, asked, save
+
+# B rows, C classes, D width, H heads, K width of one head, L length, N labelled tokens
+
+CLASSES, SHARE = 30522, 0.15  # of a BERT's vocabulary; of tokens that MLM chooses
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@config
+class KernelTimeConfig(Recorded):
+    """Milliseconds of our kernels and of torch's operations that do the same, or nearly, forwards and backwards: each a
+    CUDA graph of itself many times over, so that small operands stay in the GPU's cache."""
+
+    rows: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = (64, 128)
+    """Rows of a batch; a table for each."""
+    length: Annotated[int, Field(ge=8, le=fused.LONGEST)] = 256
+    """Tokens per row."""
+    width: Annotated[int, Field(ge=16, le=fused.WIDEST_ROW)] = 768
+    """Numbers of a token; a multiple of the heads."""
+    heads: Annotated[int, Field(ge=1, le=64)] = 12
+    """Heads of attention."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Type of all operands."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Of hidden states and of attention's weights."""
+    milliseconds: Annotated[int, Field(ge=1, le=10_000)] = 100
+    """How long one graph is to take; it is run ten times, and the median counts."""
+
+
+class Pair(NamedTuple):
+    """The same by our kernels and by torch, as functions of operands that learn, each of which gives one tensor."""
+
+    what: str
+    ours: Callable[..., Tensor]
+    torchs: Callable[..., Tensor]
+    operands: list[Tensor]
+
+
+def kernel_time(argv: list[str]) -> None:
+    """Time our kernels alone beside torch's operations, without the host."""
+    request = asked(KernelTimeConfig, argv, "kernel-time")
+    if request.width % request.heads:
+        raise RequestError(f"width {request.width} is no multiple of {request.heads} heads; set --width or --heads")
+    if not torch.cuda.is_available():
+        raise RequestError("no CUDA device is here; python -m benchmarks traffic counts a GPU's step without one")
+    check_kernels()
+    tables: list[str] = []
+    for rows in request.rows:
+        shape = (rows, request.heads, request.length, request.width // request.heads)
+        if not fused.supported(ASAConfig(), torch.device("cuda"), DTYPES[request.precision], shape):
+            raise RequestError(f"no kernel of ours takes {shape} (rows, heads, length, width of a head) here; set them")
+        found = [(pair.what, measure(request, pair)) for pair in pairs(request, rows, torch.device("cuda"))]
+        tables.append(report(request, rows, found))
+        print(tables[-1], flush=True)
+        save(request, "kernel-time", argv, "\n\n".join(tables))
+
+
+def pairs(request: KernelTimeConfig, rows: int, device: torch.device) -> list[Pair]:
+    """A block's dense layer with its norm; attention under a map and torch's without one; cross entropies."""
+    return [_norm(request, rows, device), _attention(request, rows, device), _losses(request, rows, device)]
+
+
+def _norm(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
+    width, p, eps = request.width, request.dropout, 1e-12
+    states = (rows, request.length, width)
+    operands = _drawn(request, device, states, states, (width, width), (width,), (width,), (width,))
+
+    def ours(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        return fused.add_norm(F.linear(x, weight), bias, residual, gain, shift, eps, p)
+
+    def torchs(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        return F.layer_norm(F.dropout(F.linear(x, weight, bias), p) + residual, (width,), gain, shift, eps)
+
+    return Pair("dense layer, dropout, residual, norm", ours, torchs, operands)
+
+
+def _attention(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
+    heads, length, width, p = request.heads, request.length, request.width, request.dropout
+    states, scale = (rows, length, width), (width // heads) ** -0.5
+    operands = _drawn(request, device, *[states] * 5, (rows, length))
+    floor_BL = fused.floors(torch.ones(rows, length, dtype=torch.bool, device=device))
+
+    def split(*states: Tensor) -> list[Tensor]:
+        return [one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in states]
+
+    def ours(*given: Tensor) -> Tensor:
+        (q, k, v), (mask_q, mask_k, bias) = split(*given[:3]), given[3:]
+        settings: dict[str, Any] = {"scale": scale, "dropout": p, "config": ASAConfig()}
+        return fused.fused_attention(q, k, v, mask_q, mask_k, bias, floor_BL, **settings)[0]
+
+    def torchs(*given: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*split(*given[:3]), dropout_p=p, scale=scale)
+
+    return Pair("attention under a map; torch's without", ours, torchs, operands)
+
+
+def _losses(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
+    count = max(1, round(rows * request.length * SHARE))
+    labels_N = torch.randint(CLASSES, (count,), device=device)
+
+    def ours(logits_NC: Tensor) -> Tensor:
+        return fused.cross_entropies(logits_NC, labels_N)
+
+    def torchs(logits_NC: Tensor) -> Tensor:
+        return F.cross_entropy(logits_NC.float(), labels_N, reduction="none")
+
+    return Pair("cross entropies", ours, torchs, _drawn(request, device, (count, CLASSES)))
+
+
+def _drawn(request: KernelTimeConfig, device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:
+    draw, dtype = torch.Generator(device).manual_seed(0), DTYPES[request.precision]
+    return [torch.randn(shape, generator=draw, device=device).to(dtype).requires_grad_() for shape in shapes]
+
+
+def measure(request: KernelTimeConfig, pair: Pair) -> list[float]:
+    """Milliseconds of ours and of torch's: forwards alone, then with the way back."""
+    from triton.testing import do_bench_cudagraph
+
+    arriving = torch.ones_like(pair.ours(*pair.operands))
+    found: list[Any] = []
+    for function in (pair.ours, pair.torchs):
+        for back in (False, True):
+            run = step(pair, function, arriving, back)
+            found.append(do_bench_cudagraph(run, rep=request.milliseconds, return_mode="median"))
+    return [found[0], found[2], found[1], found[3]]
+
+
+def step(pair: Pair, function: Callable[..., Tensor], arriving: Tensor, back: bool) -> Callable[[], None]:
+    """Forwards, and back to all operands that the function has used."""
+
+    def run() -> None:
+        with torch.set_grad_enabled(back):
+            out = function(*pair.operands)
+            if back:
+                torch.autograd.grad(out, pair.operands, arriving.to(out.dtype), allow_unused=True)
+
+    return run
+
+
+def report(request: KernelTimeConfig, rows: int, found: list[tuple[str, list[float]]]) -> str:
+    """A line for each pair: forwards, and forwards with the way back."""
+    shape = f"{rows} rows of {request.length}, {request.heads} heads, width {request.width}, {request.precision}"
+    lines = [f"{shape}, dropout {request.dropout}: ms, forwards; forwards and backwards"]
+    lines.append(f"{'':42s}{'ours':>9}{'torch':>9}{'ratio':>8}{'ours':>10}{'torch':>9}{'ratio':>8}")
+    for what, (ours, torchs, ours_back, torchs_back) in found:
+        line = f"{what:42s}{ours:9.3f}{torchs:9.3f}{ours / torchs:8.3f}"
+        lines.append(line + f"{ours_back:10.3f}{torchs_back:9.3f}{ours_back / torchs_back:8.3f}")
+    return "\n".join(lines)

@@ -1,0 +1,49 @@
+"""What is timed of our kernels and of torch is the same; where there is no GPU nothing is."""
+
+import os
+
+import pytest
+import torch
+
+from asa.errors import RequestError
+from benchmarks.kernel_time import KernelTimeConfig, kernel_time, pairs, report, step
+
+pytest.importorskip("triton", reason="no Triton here")
+
+CPU = torch.device("cpu")
+SMALL = KernelTimeConfig(rows=(2,), length=16, width=32, heads=2, precision="fp32", dropout=0.0)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels run on a GPU here")
+def test_both_ways_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.kernel_time.CLASSES", 50)
+    norm, attention, losses = pairs(SMALL, 2, CPU)
+    for pair in (norm, losses):
+        found = [function(*pair.operands) for function in (pair.ours, pair.torchs)]
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+        grads = [torch.autograd.grad(out.cos().sum(), pair.operands) for out in found]
+        torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-3)
+    # Under a map that keeps all.
+    *qkv, mask_q, mask_k, bias = attention.operands
+    kept = [*qkv, torch.zeros_like(mask_q), mask_k, torch.ones_like(bias)]
+    torch.testing.assert_close(attention.ours(*kept), attention.torchs(*kept), rtol=1e-4, atol=1e-4)
+    for pair in (norm, attention, losses):
+        arriving = torch.ones_like(pair.ours(*pair.operands))
+        for function in (pair.ours, pair.torchs):
+            for back in (False, True):
+                step(pair, function, arriving, back)()
+
+
+def test_a_line_tells_both_and_their_ratio() -> None:
+    lines = report(SMALL, 2, [("norm", [0.05, 0.1, 0.15, 0.2])]).splitlines()
+    assert lines[0].startswith("2 rows of 16, 2 heads, width 32, fp32, dropout 0.0")
+    assert lines[2].split() == ["norm", "0.050", "0.100", "0.500", "0.150", "0.200", "0.750"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.parametrize(
+    ("flags", "told"), [((), "no CUDA device"), (("--width", "100"), "100 is no multiple of 12 heads; set --width")]
+)
+def test_what_cannot_be_timed_is_refused(flags: tuple[str, ...], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        kernel_time([*flags, "--results", "null"])
