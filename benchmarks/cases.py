@@ -46,9 +46,9 @@ class CasesConfig(Recorded):
     """Rows per step; a table for each."""
     attention: Annotated[tuple[Attention, ...], Field(min_length=1)] = ("sdpa",)
     """How a step is executed: Hugging Face's eager or sdpa attention, compiled (sdpa, the model by torch.compile), or
-    fused (GPUs only: sdpa, and our kernels, which the three others go without: for losses, for norms of large tensors, and
-    for attention under an attack whose passes have dropout of their own; the peers are by sdpa). The twin has its own
-    way and comes once."""
+    fused (GPUs only: sdpa, and our kernels, which the three others go without: for losses, for norms of large tensors,
+    and for attention under an attack whose passes have dropout of their own; the peers are by sdpa). The twin has its
+    own way and comes once."""
     precision: Annotated[tuple[Precision, ...], Field(min_length=1)] = ("fp32",)
     """fp32: torch's own engine. bf16, and on a GPU fp16: our steps by DeepSpeed with weights in half precision, the
     peers under autocast, as each has it."""
