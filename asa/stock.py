@@ -73,7 +73,9 @@ def _written(function: Any) -> Iterator[tuple[Any, str]]:
     """A function and those it wraps, each with the module it is written in."""
     while function is not None:
         function = getattr(function, "__func__", function)
-        yield function, getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
+        own = getattr(function, "__globals__", None)
+        # Not as a default above: torch 2.11's compiler fails at the module of a function's type.
+        yield function, type(function).__module__ if own is None else own.get("__name__", "")
         function = getattr(function, "__wrapped__", None)
 
 

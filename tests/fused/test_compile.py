@@ -35,7 +35,7 @@ def check(found: list[dict[str, Any]]) -> None:
         products = kernel["kernel"] in ("pack", "forward", "query", "key", "slope")
         # Triton 3.7.1 has made an empty program of tiles that sm_100 has no room for, without a word.
         assert kernel["registers"] >= 24, kernel
-        assert kernel["matrix_units"] if products else kernel["spilled"] == 0, kernel
+        assert kernel["matrix_units"] if products else kernel["spilled"] <= SPILLED, kernel
         assert not kernel["transposed"], kernel
         assert kernel["shared"] <= SHARED[kernel["architecture"]] * 1024, kernel
         fits = kernel["dtype"] != "fp32" and kernel["head"] <= 64
