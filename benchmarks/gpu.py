@@ -18,12 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-import torch
 from pydantic import Field
 
 from asa.config import config
 from asa.errors import RequestError, WorkError
-from benchmarks.tables import Recorded, asked, save
+from benchmarks.tables import Recorded, asked, check_gpu, save
 
 PartName = Literal[
     "kernels", "timing", "steps", "steps-large", "steps-512", "memory", "engine", "run", "startup", "upkeep", "methods"
@@ -121,8 +120,7 @@ def gpu(argv: list[str]) -> None:
 
 def check(request: GpuConfig) -> None:
     """Raises RequestError where there is no GPU, or not what the parts asked for need."""
-    if not torch.cuda.is_available():
-        raise RequestError("no CUDA device is here; python -m benchmarks traffic counts a GPU's step without one")
+    check_gpu()
     missing = [name for name in TESTS if find_spec(name) is None]
     if {"kernels", "engine"} & set(request.parts) and missing:
         raise RequestError(f"{missing[0]} is not installed: pip install -e '.[dev]', or leave kernels and engine out")

@@ -4,7 +4,7 @@ Step times say what kernels bring, and hide it where the GPU waits for its host.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,15 @@ from torch import Tensor
 from asa import fused
 from asa.adversary import ASAConfig
 from asa.config import config
+from asa.engine import Precision
 from asa.errors import RequestError
-from benchmarks.fused import check_kernels
-from benchmarks.tables import Recorded, asked, save
+from benchmarks.steps import MASK_SHARE
+from benchmarks.tables import Recorded, asked, check_gpu, save
+from benchmarks.updates import HALVES
 
 # B rows, C classes, D width, H heads, K width of one head, L length, N labelled tokens
 
-CLASSES, SHARE = 30522, 0.15  # of a BERT's vocabulary; of tokens that MLM chooses
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+CLASSES = 30522  # of a BERT's vocabulary
 
 
 @config
@@ -37,7 +38,7 @@ class KernelTimeConfig(Recorded):
     """Numbers of a token; a multiple of the heads."""
     heads: Annotated[int, Field(ge=1, le=64)] = 12
     """Heads of attention."""
-    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    precision: Precision = "bf16"
     """Type of all operands."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Of hidden states and of attention's weights."""
@@ -59,14 +60,14 @@ def kernel_time(argv: list[str]) -> None:
     request = asked(KernelTimeConfig, argv, "kernel-time")
     if request.width % request.heads:
         raise RequestError(f"width {request.width} is no multiple of {request.heads} heads; set --width or --heads")
-    if not torch.cuda.is_available():
-        raise RequestError("no CUDA device is here; python -m benchmarks traffic counts a GPU's step without one")
-    check_kernels()
-    tables: list[str] = []
+    check_gpu()
     for rows in request.rows:
         shape = (rows, request.heads, request.length, request.width // request.heads)
-        if not fused.supported(ASAConfig(), torch.device("cuda"), DTYPES[request.precision], shape):
-            raise RequestError(f"no kernel of ours takes {shape} (rows, heads, length, width of a head) here; set them")
+        if not fused.supported(ASAConfig(), torch.device("cuda"), _dtype(request), shape):
+            told = f"{rows} rows of {request.length} and heads of {shape[-1]}"
+            raise RequestError(f"no kernel of ours takes {told} here; set --rows, --length, --width or --heads")
+    tables: list[str] = []
+    for rows in request.rows:
         found = [(pair.what, measure(request, pair)) for pair in pairs(request, rows, torch.device("cuda"))]
         tables.append(report(request, rows, found))
         print(tables[-1], flush=True)
@@ -113,7 +114,7 @@ def _attention(request: KernelTimeConfig, rows: int, device: torch.device) -> Pa
 
 
 def _losses(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
-    count = max(1, round(rows * request.length * SHARE))
+    count = max(1, round(rows * request.length * MASK_SHARE))
     labels_N = torch.randint(CLASSES, (count,), device=device)
 
     def ours(logits_NC: Tensor) -> Tensor:
@@ -126,8 +127,12 @@ def _losses(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
 
 
 def _drawn(request: KernelTimeConfig, device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:
-    draw, dtype = torch.Generator(device).manual_seed(0), DTYPES[request.precision]
+    draw, dtype = torch.Generator(device).manual_seed(0), _dtype(request)
     return [torch.randn(shape, generator=draw, device=device).to(dtype).requires_grad_() for shape in shapes]
+
+
+def _dtype(request: KernelTimeConfig) -> torch.dtype:
+    return HALVES.get(request.precision, torch.float32)
 
 
 def measure(request: KernelTimeConfig, pair: Pair) -> list[float]:

@@ -90,6 +90,12 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
+def check_gpu() -> None:
+    """Raises RequestError where there is none, for what has no meaning without."""
+    if not torch.cuda.is_available():
+        raise RequestError("no CUDA device is here; python -m benchmarks traffic counts a GPU's step without one")
+
+
 def check_gpus(processes: Collection[int]) -> bool:
     """Whether each process has a GPU of its own. Raises RequestError where some have: the table bears its name."""
     gpus = torch.cuda.device_count()

@@ -41,8 +41,8 @@ _torch: Any = torch
 _TRIAL = Lock()  # one at a time: Triton's interpreter knows no threads
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
 WIDEST_ROW = 2048  # numbers of which a norm is taken at once
-# Of a tensor whose norms are worth it: below, a GPU waits for its host, which has more to do for our kernels (LAB.md,
-# 2026-11-27: BERT-base waits at 64 rows of 256, which are 1.2e7, and does not at 128). Not measured.
+# Of a tensor whose norms are worth it: below, a GPU waits for its host, which has more to do for our kernels. A guess
+# by LAB.md, 2026-11-27: an H200 waits in BERT-base's step of 64 rows of 256, which are 1.3e7, and works longer at 128.
 FEWEST_NUMBERS = 2**24
 
 

@@ -1,5 +1,6 @@
 """The kernels against the plain formulas in float64: in Triton's interpreter, or on a GPU where there is one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -158,6 +159,16 @@ def test_rows_that_lie_farther_apart_than_32_bits_count_are_copied() -> None:
     near = torch.empty_strided((2, 3, 4, 8), (2**40, 32, 8, 1), device="meta")  # of rows 64 bits count
     assert rows_whole(far).is_contiguous()
     assert rows_whole(near) is near
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_bias_in_half_precision_is_its_copy_in_fp32_to_the_bit(dtype: torch.dtype) -> None:
+    half = problem((2, 2, 40, 16), 32, dtype, (7,))
+    bias_BL = half.operands[-1]
+    wide = replace(half, operands=(*half.operands[:-1], bias_BL.detach().float().requires_grad_()))
+    found, copied = fused(half), fused(wide)
+    copied["mask_bias"] = copied["mask_bias"].to(dtype)
+    assert all(torch.equal(found[name], copied[name]) for name in found)
 
 
 def test_keys_that_learn_nothing_get_no_gradient_and_no_bias_is_a_bias_of_zero() -> None:

@@ -233,6 +233,19 @@ def test_the_trial_notices_another_dropout_in_the_backward_pass(monkeypatch: pyt
     assert "with dropout 0.25" in (probe_norms.fault(HERE, torch.float32, 96) or "")
 
 
+def test_the_trial_is_of_the_width_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another width is another program."""
+    tried: list[Any] = []
+    monkeypatch.setattr(probe_norms, "fault", lambda *asked: tried.append(asked))
+    given = torch.ones(2, 24, device=DEVICE)
+    fused._norms_work.cache_clear()
+    try:
+        assert fused.norms_supported(given, given)
+    finally:
+        fused._norms_work.cache_clear()
+    assert tried == [(given.device, torch.float32, 24)]
+
+
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each norm that the kernels take, however few, without those of the trial before the first."""
