@@ -6,6 +6,7 @@ A method from outside this package is named "module:builder", as docs/adding-a-m
 import dataclasses
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, cast
@@ -93,13 +94,23 @@ def _outside(module: str, builder: str) -> Callable[[MethodsConfig], Method]:
     except (Exception, SystemExit) as error:  # anything may go wrong in a module of somebody else's
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
     else:
-        if callable(found):
+        if callable(found) and _takes_settings(found):
             if loaded.__file__:
                 _loaded.setdefault(module, file_sha256(Path(loaded.__file__)))
             build = cast("Callable[[MethodsConfig], Method]", found)
             return lambda config: cast("Method", Outside(f"{module}:{builder}", build(config)))
-        why = f"{builder} of {module} is not callable"
+        why = f"{builder} of {module} is not callable with the settings alone"
     raise ValueError(f"{why}; allowed: MODULE:BUILDER of a module that Python finds from where the command is started")
+
+
+def _takes_settings(builder: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(builder).bind(MethodsConfig())
+    except TypeError:
+        return False
+    except ValueError:  # some that are written in C do not tell what they take
+        return True
+    return True
 
 
 MethodName = Annotated[str, AfterValidator(known)]  # a config field that names a method

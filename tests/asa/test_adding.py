@@ -124,6 +124,8 @@ NO_BUILDERS = {
     "torn:Sign": "SyntaxError",
     "ending:Sign": "SystemExit",
     "sign_step:__doc__": "not callable",
+    "os:getcwd": "not callable with the settings alone",
+    "json:JSONDecoder": "not callable with the settings alone",
 }
 
 
