@@ -91,10 +91,10 @@ def _suits(module: Any, hidden_states: Tensor, input_tensor: Tensor) -> bool:
     """Whether the parts are torch's, none of which anybody watches, and the kernel takes what they hold."""
     parts = (module.dense, module.dropout, module.LayerNorm)
     kind = hidden_states.device.type
-    if input_tensor.numel() < fused.FEWEST_NUMBERS:
-        return False
-    # Before the rest: a compiler would look into it.
+    # Before the rest: a compiler would look into it, and compile anew for either side of the size.
     if torch.compiler.is_compiling() or kind not in fused.DEVICES or torch.is_autocast_enabled(kind):
+        return False
+    if input_tensor.numel() < fused.FEWEST_NUMBERS:
         return False
     if tuple(map(type, parts)) != tuple(PLAIN) or _watched(*parts):
         return False

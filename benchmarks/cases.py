@@ -15,7 +15,7 @@ from asa.errors import RequestError
 from asa.families import family
 from asa.methods.limits import check_precision
 from asa.zero_settings import working_stage
-from benchmarks.fused import check_kernels, fusible, with_kernels, without_kernels
+from benchmarks.fused import check_kernels, fusible, norms_due, with_kernels, without_kernels
 from benchmarks.steps import TWIN, StepName, Task, bert_config, cycle, folder_config, names_of, task_batch
 from benchmarks.tables import Recorded
 from benchmarks.updates import Zero, trainer
@@ -128,7 +128,11 @@ def build(request: CasesConfig, case: Case, rows: int, length: int, device: torc
     train = trainer(shape, case.name, request.task, device, case.precision, compiled, zero)
     # Each of the other ways without the kernels that torch's own operations would give way to by themselves.
     fused = case.attention == "fused"
-    run = with_kernels(train, case.name, device, cycle(case.name)) if fused else without_kernels(train)
+    if not fused:
+        run = without_kernels(train)
+    else:
+        norms = norms_due(case.name, shape, rows * length, zero)
+        run = with_kernels(train, case.name, device, cycle(case.name), norms)
     return lambda: run(batch)
 
 

@@ -13,6 +13,7 @@ from asa import dispatch, fused
 from asa.batch import Batch
 from asa.engine import Precision
 from asa.errors import RequestError
+from asa.families import family
 from benchmarks.steps import OPTIONS, PEERS, method_of
 from benchmarks.updates import HALVES, Train
 
@@ -53,12 +54,20 @@ def attacks(name: str) -> bool:
     return method.uses_adversary and all(getattr(one, "dropout", None) != "shared" for one in vars(method).values())
 
 
-def with_kernels(train: Train, name: str, device: torch.device, steps: int) -> Train:
+def norms_due(name: str, shape: PreTrainedConfig, tokens: int, zero: int | None) -> bool:
+    """Whether the step `name` of so many tokens is to come to the norms' kernels: not where ZeRO 3 gathers by hooks."""
+    width = shape.hidden_size
+    sized = tokens * width >= fused.FEWEST_NUMBERS and width <= fused.WIDEST_ROW
+    return fusible(name) and sized and zero != 3 and bool(family(shape.model_type).ends)
+
+
+def with_kernels(train: Train, name: str, device: torch.device, steps: int, norms: bool = False) -> Train:
     """The steps `name` by the kernels. Raises RequestError in that one of `steps` by which none has come to those of
-    losses, or of attention where it attacks that."""
-    missing, left = {"losses", "attention"} if attacks(name) else {"losses"}, steps
+    losses, of attention where it attacks that, or of norms where they are due."""
+    parts = {"losses": True, "attention": attacks(name), "norms": norms}
+    missing, left = {part for part, due in parts.items() if due}, steps
     places = [("losses", fused, "compare"), ("losses", fused, "cross_entropies")]
-    places += [("attention", dispatch, "fused_attention")]
+    places += [("attention", dispatch, "fused_attention"), ("norms", fused, "add_norm")]
 
     def noting(part: str, begin: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -77,8 +86,8 @@ def with_kernels(train: Train, name: str, device: torch.device, steps: int) -> T
             applied = train(batch)
         left -= 1
         if missing and left <= 0:
-            parts = " and ".join(sorted(missing))
-            raise RequestError(f"the kernels of {parts} take no step of this kind; leave fused out of --attention")
+            told = " and ".join(sorted(missing))
+            raise RequestError(f"the kernels of {told} take no step of this kind; leave fused out of --attention")
         return applied
 
     return run

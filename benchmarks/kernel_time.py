@@ -61,17 +61,27 @@ def kernel_time(argv: list[str]) -> None:
     if request.width % request.heads:
         raise RequestError(f"width {request.width} is no multiple of {request.heads} heads; set --width or --heads")
     check_gpu()
-    for rows in request.rows:
-        shape = (rows, request.heads, request.length, request.width // request.heads)
-        if not fused.supported(ASAConfig(), torch.device("cuda"), _dtype(request), shape):
-            told = f"{rows} rows of {request.length} and heads of {shape[-1]}"
-            raise RequestError(f"no kernel of ours takes {told} here; set --rows, --length, --width or --heads")
+    check_kernels(request, torch.device("cuda"))
     tables: list[str] = []
     for rows in request.rows:
         found = [(pair.what, measure(request, pair)) for pair in pairs(request, rows, torch.device("cuda"))]
         tables.append(report(request, rows, found))
         print(tables[-1], flush=True)
         save(request, "kernel-time", argv, "\n\n".join(tables))
+
+
+def check_kernels(request: KernelTimeConfig, device: torch.device) -> None:
+    """Raises RequestError for what no kernel takes here, and for kernels that training would not come to: wrong ones
+    are not worth a time."""
+    for rows in request.rows:
+        shape = (rows, request.heads, request.length, request.width // request.heads)
+        if not fused.supported(ASAConfig(), device, _dtype(request), shape):
+            told = f"{rows} rows of {request.length} and heads of {shape[-1]}"
+            raise RequestError(f"no kernel of ours takes {told} here; set --rows, --length, --width or --heads")
+    empty = torch.empty(0, request.width, dtype=_dtype(request), device=device)
+    for what, taken in ("norms", fused.norms_supported(empty)), ("losses", fused.losses_supported(empty)):
+        if not taken:
+            raise RequestError(f"no kernel of {what} takes width {request.width} here; set --width or --precision")
 
 
 def pairs(request: KernelTimeConfig, rows: int, device: torch.device) -> list[Pair]:

@@ -43,7 +43,8 @@ class AddNorm(Function):
     ) -> Tensor:
         (rows, width), (eps, dropout) = _sizes(x_BLD), options
         y_BLD, seed = torch.empty_like(x_BLD), seed_of(x_BLD.device, dropout)
-        means_N, scales_N = x_BLD.new_empty(2, rows, dtype=torch.float32).unbind()
+        # Not parts of one, whose second would begin where rows have it: Triton compiles anew for other alignments.
+        means_N, scales_N = (x_BLD.new_empty(rows, dtype=torch.float32) for _ in range(2))
         settings = tile(width)
         run(
             norm_kernel, (parts(rows, settings["R"]),),

@@ -5,8 +5,9 @@ import os
 import pytest
 import torch
 
+from asa import fused
 from asa.errors import RequestError
-from benchmarks.kernel_time import KernelTimeConfig, kernel_time, pairs, report, step
+from benchmarks.kernel_time import KernelTimeConfig, check_kernels, kernel_time, pairs, report, step
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -47,3 +48,12 @@ def test_a_line_tells_both_and_their_ratio() -> None:
 def test_what_cannot_be_timed_is_refused(flags: tuple[str, ...], told: str) -> None:
     with pytest.raises(RequestError, match=told):
         kernel_time([*flags, "--results", "null"])
+
+
+@pytest.mark.parametrize("wrong", ["norms", "losses"])
+def test_kernels_that_the_trial_refuses_are_not_timed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "supported", lambda *args: True)
+    for what in ("norms", "losses"):
+        monkeypatch.setattr(fused, f"{what}_supported", lambda *args, right=what != wrong: right)
+    with pytest.raises(RequestError, match=f"no kernel of {wrong} takes width 32 here"):
+        check_kernels(SMALL, torch.device("cpu"))

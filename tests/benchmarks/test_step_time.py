@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, RobertaConfig
 from asa import dispatch, fused
 from asa.errors import RequestError, WorkError
 from benchmarks.cases import Case, build, cases, heading, prepare
-from benchmarks.fused import attacks, with_kernels, without_kernels
+from benchmarks.fused import attacks, norms_due, with_kernels, without_kernels
 from benchmarks.memory import MemoryConfig, memory
 from benchmarks.memory import measure as peaks_of
 from benchmarks.peak import Peak, peak_bytes
@@ -130,6 +130,17 @@ def test_a_part_that_comes_to_no_kernel_is_refused(
     step: Any = lambda batch: all(chosen[kernel]() for kernel in reached)  # noqa: E731
     with pytest.raises(RequestError, match=f"kernels of {told} take no step of this kind; leave fused out of --att"):
         with_kernels(step, name, CPU, 1)(task_batch("mlm", 2, 8, 99))
+
+
+def test_steps_of_large_tensors_are_to_come_to_the_norms(chosen: dict[str, Any]) -> None:
+    shape = bert_config(1, 64, "sdpa")
+    enough = fused.FEWEST_NUMBERS // 64
+    assert [norms_due(VANILLA, shape, tokens, 2) for tokens in (enough, enough - 1)] == [True, False]
+    assert not norms_due(VANILLA, shape, enough, 3)
+    assert not norms_due("stock", shape, enough, 2)
+    step: Any = lambda batch: chosen["cross_entropies"]()  # noqa: E731
+    with pytest.raises(RequestError, match="kernels of norms take no step of this kind"):
+        with_kernels(step, VANILLA, CPU, 1, norms=True)(task_batch("mlm", 2, 8, 99))
 
 
 def test_a_trial_that_fails_is_no_step_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

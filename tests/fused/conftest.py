@@ -3,9 +3,11 @@
 import os
 
 import pytest
+import torch
 
 from asa import fused
 from tests.fused.interpreted import dot_of_numbers
+from tests.fused.oracle import SEED
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +18,10 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     builder = interpreter.InterpreterBuilder
     monkeypatch.setattr(builder, "create_dot", dot_of_numbers(builder.create_dot))
     monkeypatch.setattr(fused, "DEVICES", {"cpu"})
+
+
+@pytest.fixture
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms' dropout by SEED."""
+    norms = pytest.importorskip("asa.fused.norms", reason="no Triton here")
+    monkeypatch.setattr(norms, "seed_of", lambda device, _: torch.tensor([SEED], device=device))

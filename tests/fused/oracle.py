@@ -14,6 +14,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Of cases that take long in the interpreter alone.
 SLOW_HERE = () if DEVICE == "cuda" else pytest.mark.slow
 # Largest relative error, in the Euclidean norm, of anything that is computed from operands of a type.
+SEED = 2**40 + 7  # of norms
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 NAMES = ("q", "k", "v", "mask_q", "mask_k", "mask_bias")
 

@@ -53,10 +53,18 @@ def test_a_norm_of_more_numbers_than_32_bits_count() -> None:
     x_NW = torch.zeros(2**31 // 768 + 8, 768, device="cuda", dtype=torch.float16)
     x_NW[-1, 5] = 100
     one_W, zero_W = (make(768, device="cuda", dtype=torch.float16) for make in (torch.ones, torch.zeros))
+    x_NW.requires_grad_()
     found = kernels.add_norm(x_NW, zero_W, torch.zeros_like(x_NW), one_W, zero_W, 1e-5, 0.0)
     wanted = torch.nn.functional.layer_norm(x_NW[-1:].float(), (768,))
     torch.testing.assert_close(found[-1:].float(), wanted, rtol=1e-2, atol=1e-2)
     assert not found[:-1].any()
+    arriving_NW = torch.zeros_like(x_NW)
+    arriving_NW[-1, 7] = 1
+    slope_NW = torch.autograd.grad(found, x_NW, arriving_NW)[0]
+    last = x_NW.detach()[-1:].float().requires_grad_()
+    wanted_slope = torch.autograd.grad(torch.nn.functional.layer_norm(last, (768,))[0, 7], last)[0]
+    assert not slope_NW[:-1].any()
+    torch.testing.assert_close(slope_NW[-1:].float(), wanted_slope, rtol=2e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

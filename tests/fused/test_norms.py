@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from transformers.models.bert.modeling_bert import BertOutput
 from transformers.models.xmod.modeling_xmod import XmodSelfOutput
 
@@ -27,12 +28,12 @@ from asa.spare import spare
 from tests.asa.conftest import LAYERS, LENGTH, ROWS, WIDTH, batch_for, gradients, tiny_batch, tiny_bert, tiny_module
 from tests.asa.encoders import tiny
 from tests.asa.test_recompute import compiled_steps
-from tests.fused.oracle import DEVICE, SLOW_HERE, TOLERANCES, error, spared_numbers
+from tests.fused.oracle import DEVICE, SEED, SLOW_HERE, TOLERANCES, error, spared_numbers
 
 norms: Any = pytest.importorskip("asa.fused.norms", reason="no Triton here")
 
 HERE = torch.device(DEVICE)
-SEED, EPS = 2**40 + 7, 1e-5
+EPS = 1e-5
 # Layers whose module at the family's place is of torch's parts: DeBERTa v1 has a norm of its own.
 FUSED = {name: 0 if name == "deberta" else LAYERS * len(found.ends) for name, found in FAMILIES.items()}
 
@@ -59,11 +60,6 @@ def formulas(made: list[Tensor], dropout: float = 0.0) -> tuple[Tensor, ...]:
     factors_NW = spared_numbers(SEED, (len(x_NW), x_NW.shape[1]), dropout) * spare(dropout)[1]
     y_NW = F.layer_norm((x_NW + bias_W) * factors_NW + residual_NW, bias_W.shape, gain_W, shift_W, EPS)
     return y_NW.detach(), *torch.autograd.grad(y_NW, given, made[5].double())
-
-
-@pytest.fixture
-def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norms, "seed_of", lambda device, _: torch.tensor([SEED], device=device))
 
 
 @pytest.mark.usefixtures("seeded")
@@ -497,3 +493,32 @@ def test_the_last_block_normalizes_only_what_is_read(taken: list[int]) -> None:
     step("vanilla")
     whole, *_, read = taken
     assert read < whole
+
+
+def test_a_compiled_pass_is_not_compiled_anew_where_tensors_grow_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "FEWEST_NUMBERS", 1000)
+    model = tiny_bert(dropout=0.0)
+    attach(model)
+    end = cast(Any, model).base_model.encoder.layer[0].output
+    torch.compiler.reset()
+    graphs = CompileCounter()
+    compiled = torch.compile(lambda x_BLD, y_BLD: end(x_BLD, y_BLD), backend=graphs, dynamic=True)
+    with perturbed(model):
+        for length in (3, 5, 1000):
+            compiled(torch.randn(2, length, end.dense.in_features), torch.randn(2, length, end.dense.out_features))
+    assert graphs.frame_count == 1
+
+
+def test_operands_begin_where_the_trials_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton makes another program for addresses that are a multiple of 16, and the trial has an odd number of rows."""
+    found: list[set[bool]] = []
+    run = norms.run
+
+    def noted(kernel: Any, grid: Any, *args: Any, **settings: Any) -> None:
+        found.append({x.data_ptr() % 16 == 0 for x in args if isinstance(x, Tensor) and x.numel()})
+        run(kernel, grid, *args, **settings)
+
+    monkeypatch.setattr(norms, "run", noted)
+    for rows in (3, 4):
+        ours(operands(rows, 8))
+    assert found == [{True}] * 6
