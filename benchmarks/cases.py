@@ -127,10 +127,8 @@ def build(request: CasesConfig, case: Case, rows: int, length: int, device: torc
     zero = None if case.precision == "fp32" else request.zero
     train = trainer(shape, case.name, request.task, device, case.precision, compiled, zero)
     # Each of the other ways without the kernels that torch's own operations would give way to by themselves.
-    fused = case.attention == "fused"
-    if not fused:
-        run = without_kernels(train)
-    else:
+    run = without_kernels(train)
+    if case.attention == "fused":
         norms = norms_due(case.name, shape, rows * length, zero)
         run = with_kernels(train, case.name, device, cycle(case.name), norms)
     return lambda: run(batch)

@@ -103,8 +103,8 @@ def attention(names: Sequence[str], shape: PreTrainedConfig, rows: int, length: 
     if any(map(fusible, names)) and fused.losses_supported(some):
         mine.append("our losses")
     # Of what is attacked clean rows and attacked ones are one tensor.
-    numbers = max((rows * (1 + attacks(name)) for name in names if fusible(name)), default=0) * length
-    if numbers * shape.hidden_size >= fused.FEWEST_NUMBERS and fused.norms_supported(some, some):
+    due = any(norms_due(name, shape, rows * (1 + attacks(name)) * length, zero=None) for name in names)
+    if due and fused.norms_supported(some, some):
         mine.append("our norms of the largest tensors")
     return "sdpa" + f" (fused: {', '.join(mine)})" * bool(mine)
 

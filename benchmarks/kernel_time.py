@@ -61,7 +61,7 @@ def kernel_time(argv: list[str]) -> None:
     if request.width % request.heads:
         raise RequestError(f"width {request.width} is no multiple of {request.heads} heads; set --width or --heads")
     check_gpu()
-    check_kernels(request, torch.device("cuda"))
+    check_taken(request, torch.device("cuda"))
     tables: list[str] = []
     for rows in request.rows:
         found = [(pair.what, measure(request, pair)) for pair in pairs(request, rows, torch.device("cuda"))]
@@ -70,7 +70,7 @@ def kernel_time(argv: list[str]) -> None:
         save(request, "kernel-time", argv, "\n\n".join(tables))
 
 
-def check_kernels(request: KernelTimeConfig, device: torch.device) -> None:
+def check_taken(request: KernelTimeConfig, device: torch.device) -> None:
     """Raises RequestError for what no kernel takes here, and for kernels that training would not come to: wrong ones
     are not worth a time."""
     for rows in request.rows:

@@ -7,7 +7,7 @@ import torch
 
 from asa import fused
 from asa.errors import RequestError
-from benchmarks.kernel_time import KernelTimeConfig, check_kernels, kernel_time, pairs, report, step
+from benchmarks.kernel_time import KernelTimeConfig, check_taken, kernel_time, pairs, report, step
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -56,4 +56,4 @@ def test_kernels_that_the_trial_refuses_are_not_timed(wrong: str, monkeypatch: p
     for what in ("norms", "losses"):
         monkeypatch.setattr(fused, f"{what}_supported", lambda *args, right=what != wrong: right)
     with pytest.raises(RequestError, match=f"no kernel of {wrong} takes width 32 here"):
-        check_kernels(SMALL, torch.device("cpu"))
+        check_taken(SMALL, torch.device("cpu"))
