@@ -15,6 +15,7 @@ class Family(NamedTuple):
     layers: of the base model, the list of blocks. attention: of a block, the module that scores queries against keys.
     norm: of the base model, the LayerNorm that word embeddings reach after position and type.
     ends: of a block, modules that make LayerNorm(dropout(dense(x)) + y), as BERT's do at the end of each half.
+    bend: of a block, the module that makes activation(dense(x)), as BERT's does; "" where none does.
     tail: of a block, the module from whose inputs on every token of the block is computed by itself; "" where none is.
     replaceable: the attention has BERT's query, key and value, so that the released program's scores can be rebuilt.
     score_method: DeBERTa's own mask is a masked_fill, through which no gradient passes, so a map goes into the result
@@ -28,6 +29,7 @@ class Family(NamedTuple):
     attention: str
     norm: str = "embeddings.LayerNorm"
     ends: tuple[str, ...] = ()
+    bend: str = ""
     tail: str = ""
     replaceable: bool = False
     score_method: str = ""
@@ -53,7 +55,12 @@ class Family(NamedTuple):
 
 
 _BERT = Family(
-    "encoder.layer", "attention.self", ends=("attention.output", "output"), tail="attention.output", replaceable=True
+    "encoder.layer",
+    "attention.self",
+    ends=("attention.output", "output"),
+    bend="intermediate",
+    tail="attention.output",
+    replaceable=True,
 )
 _ROBERTA = _BERT._replace(counts_from_pad=True)
 _DEBERTA = _BERT._replace(replaceable=False)
@@ -67,6 +74,7 @@ FAMILIES = {
         "encoder.layer",
         "attention.attn",
         ends=("output",),
+        bend="intermediate",
         tail="attention.LayerNorm",
         counts_from_pad=True,
         pad=1,

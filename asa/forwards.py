@@ -2,7 +2,7 @@
 types that differ, faster, or at once. In other passes, and where they cannot, they are their classes', to the bit."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,10 +20,6 @@ from asa.stock import written_by
 # B rows, D width, L length
 
 _every_module: Any = _module
-# What a part of torch's does, as it is in torch: by others it may have been put into its class.
-PLAIN: dict[type[nn.Module], Any] = {
-    part: part.forward for part in (nn.Linear, nn.Dropout, nn.LayerNorm) if written_by(part.forward, "torch.")
-}
 
 
 def forwards(
@@ -34,23 +30,34 @@ def forwards(
     norm = model.base_model.get_submodule(found.norm)
     blocks = list(model.base_model.get_submodule(found.layers).children())
     places = f"transformers.models.{model.config.model_type.replace('-', '_')}."
-    ends = [part for block in blocks for path in found.ends if (part := _end(block, path, places)) is not None]
+    ends = [part for block in blocks for path in found.ends if (part := _part(block, path, places)) is not None]
+    bends = [part for block in blocks if found.bend and (part := _part(block, found.bend, places)) is not None]
     dropouts = [module for module in model.modules() if type(module) is nn.Dropout]
     return [
         (norm, partial(widened, norm)),
         *((module, partial(dropout, module, signal)) for module in dropouts if theirs(module) is None),
         *((end, partial(at_once, end, signal, type(end).forward)) for end in ends if theirs(end) is None),
+        *((bend, partial(bent, bend, signal, type(bend).forward)) for bend in bends if theirs(bend) is None),
     ]
 
 
 def theirs(module: nn.Module) -> Any:
     """The forward that somebody has given the module, who is not us; a copied one has ours."""
     found = vars(module).get("forward")
-    return None if getattr(found, "func", None) in (dropout, at_once) else found
+    return None if getattr(found, "func", None) in (dropout, at_once, bent) else found
 
 
-def _end(block: nn.Module, path: str, places: str) -> nn.Module | None:
-    """What ends a half of the block, as Hugging Face's code of the family has it."""
+@cache
+def _plain() -> dict[type[nn.Module], Any]:
+    """What parts do, as torch or transformers has them: by others it may have been put into their class."""
+    from transformers.activations import GELUActivation  # loads for seconds what a model has loaded
+
+    parts = nn.Linear, nn.Dropout, nn.LayerNorm, GELUActivation
+    return {part: part.forward for part in parts if written_by(part.forward, "torch.", "transformers.")}
+
+
+def _part(block: nn.Module, path: str, places: str) -> nn.Module | None:
+    """A part of the block, as Hugging Face's code of the family has it."""
     try:
         part = block.get_submodule(path)
     except AttributeError:
@@ -87,18 +94,46 @@ def at_once(
     return fused.add_norm(product_BLD, dense.bias, input_tensor, norm.weight, norm.bias, norm.eps, probability)
 
 
-def _suits(module: Any, hidden_states: Tensor, input_tensor: Tensor) -> bool:
-    """Whether the parts are torch's, none of which anybody watches, and the kernel takes what they hold."""
-    parts = (module.dense, module.dropout, module.LayerNorm)
-    kind = hidden_states.device.type
-    # Before the rest: a compiler would look into it, and compile anew for either side of the size.
+def bent(module: Any, signal: Signal, known: Callable[..., Tensor], hidden_states: Tensor) -> Tensor:
+    """GELU(dense(hidden_states)), whose way back is one kernel with the sum for the bias. known: as in `at_once`."""
+    if signal.now is None or module.__class__.forward is not known or not _bends(module, hidden_states):
+        return module.__class__.forward(module, hidden_states)
+    dense = module.dense
+    # Without the bias's gradient, which the kernel makes.
+    return fused.biased_gelu(F.linear(hidden_states, dense.weight, dense.bias.detach()), dense.bias)
+
+
+def _bends(module: Any, hidden_states: Tensor) -> bool:
+    """`_suits` for what `bent` does."""
+    if not _large(hidden_states):
+        return False
+    dense, activation = parts = module.dense, module.intermediate_act_fn
+    if not _are(parts, "Linear", "GELUActivation") or activation.act is not F.gelu or dense.bias is None:
+        return False
+    return fused.gelu_supported(dense.out_features, hidden_states, dense.weight, dense.bias)
+
+
+def _large(states: Tensor) -> bool:
+    """Whether kernels may be worth it for a block's states. To be asked first: a compiler would look into what follows,
+    and compile anew for either side of the size."""
+    kind = states.device.type
     if torch.compiler.is_compiling() or kind not in fused.DEVICES or torch.is_autocast_enabled(kind):
         return False
-    if input_tensor.numel() < fused.FEWEST_NUMBERS:
+    return states.numel() >= fused.FEWEST_NUMBERS
+
+
+def _are(parts: tuple[nn.Module, ...], *kinds: str) -> bool:
+    """Whether parts are torch's or transformers' of these classes, and nobody watches them."""
+    return tuple(type(part).__name__ for part in parts) == kinds and not _watched(*parts)
+
+
+def _suits(module: Any, hidden_states: Tensor, input_tensor: Tensor) -> bool:
+    """Whether the parts are torch's, none of which anybody watches, and the kernel takes what they hold."""
+    if not _large(input_tensor):
         return False
-    if tuple(map(type, parts)) != tuple(PLAIN) or _watched(*parts):
+    dense, _, norm = parts = module.dense, module.dropout, module.LayerNorm
+    if not _are(parts, "Linear", "Dropout", "LayerNorm"):
         return False
-    dense, _, norm = parts
     weights = (dense.weight, dense.bias, norm.weight, norm.bias)
     shape_BLD = (*hidden_states.shape[:-1], dense.out_features)
     # Not by `in`, which compares.
@@ -119,6 +154,6 @@ def _watched(*parts: nn.Module) -> bool:
         own = vars(part)
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
             return True
-        if theirs(part) is not None or type(part).forward is not PLAIN[type(part)]:
+        if theirs(part) is not None or type(part).forward is not _plain().get(type(part)):
             return True
     return False

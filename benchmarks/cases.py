@@ -15,7 +15,7 @@ from asa.errors import RequestError
 from asa.families import family
 from asa.methods.limits import check_precision
 from asa.zero_settings import working_stage
-from benchmarks.fused import check_kernels, fusible, norms_due, with_kernels, without_kernels
+from benchmarks.fused import check_kernels, fusible, large_due, with_kernels, without_kernels
 from benchmarks.steps import TWIN, StepName, Task, bert_config, cycle, folder_config, names_of, task_batch
 from benchmarks.tables import Recorded
 from benchmarks.updates import Zero, trainer
@@ -46,9 +46,9 @@ class CasesConfig(Recorded):
     """Rows per step; a table for each."""
     attention: Annotated[tuple[Attention, ...], Field(min_length=1)] = ("sdpa",)
     """How a step is executed: Hugging Face's eager or sdpa attention, compiled (sdpa, the model by torch.compile), or
-    fused (GPUs only: sdpa, and our kernels, which the three others go without: for losses, for norms of large tensors,
-    and for attention under an attack whose passes have dropout of their own; the peers are by sdpa). The twin has its
-    own way and comes once."""
+    fused (GPUs only: sdpa, and our kernels, which the three others go without: for losses, for norms and activations
+    of large tensors, and for attention under an attack whose passes have dropout of their own; the peers are by sdpa).
+    The twin has its own way and comes once."""
     precision: Annotated[tuple[Precision, ...], Field(min_length=1)] = ("fp32",)
     """fp32: torch's own engine. bf16, and on a GPU fp16: our steps by DeepSpeed with weights in half precision, the
     peers under autocast, as each has it."""
@@ -129,8 +129,8 @@ def build(request: CasesConfig, case: Case, rows: int, length: int, device: torc
     # Each of the other ways without the kernels that torch's own operations would give way to by themselves.
     run = without_kernels(train)
     if case.attention == "fused":
-        norms = norms_due(case.name, shape, rows * length, zero)
-        run = with_kernels(train, case.name, device, cycle(case.name), norms)
+        large = large_due(case.name, shape, rows * length, zero)
+        run = with_kernels(train, case.name, device, cycle(case.name), large)
     return lambda: run(batch)
 
 

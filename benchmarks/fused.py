@@ -1,6 +1,6 @@
 """Steps with the kernels of asa/fused and without them: they are chosen by themselves wherever they can run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -42,7 +42,8 @@ def without_kernels(train: Train) -> Train:
 
 
 def fusible(name: str) -> bool:
-    """Whether kernels may do anything of the step `name`: the losses of every step of ours, and norms of large ones."""
+    """Whether kernels may do anything of the step `name`: the losses of every step of ours, norms and activations of
+    large ones."""
     return name not in PEERS
 
 
@@ -54,20 +55,26 @@ def attacks(name: str) -> bool:
     return method.uses_adversary and all(getattr(one, "dropout", None) != "shared" for one in vars(method).values())
 
 
-def norms_due(name: str, shape: PreTrainedConfig, tokens: int, zero: int | None) -> bool:
-    """Whether the step `name` of so many tokens is to come to the norms' kernels: not where ZeRO 3 gathers by hooks."""
-    width = shape.hidden_size
-    sized = tokens * width >= fused.FEWEST_NUMBERS and width <= fused.WIDEST_ROW
-    return fusible(name) and sized and zero != 3 and bool(family(shape.model_type).ends)
+def large_due(name: str, shape: PreTrainedConfig, tokens: int, zero: int | None) -> set[str]:
+    """Of norms and activations, the kernels that the step `name` of so many tokens is to come to: none where ZeRO 3
+    gathers by hooks."""
+    found, width = family(shape.model_type), shape.hidden_size
+    if not fusible(name) or zero == 3 or tokens * width < fused.FEWEST_NUMBERS:
+        return set()
+    parts = {
+        "norms": bool(found.ends) and width <= fused.WIDEST_ROW,
+        "activations": bool(found.bend) and shape.hidden_act == "gelu",
+    }
+    return {part for part, due in parts.items() if due}
 
 
-def with_kernels(train: Train, name: str, device: torch.device, steps: int, norms: bool = False) -> Train:
+def with_kernels(train: Train, name: str, device: torch.device, steps: int, large: Iterable[str] = ()) -> Train:
     """The steps `name` by the kernels. Raises RequestError in that one of `steps` by which none has come to those of
-    losses, of attention where it attacks that, or of norms where they are due."""
-    parts = {"losses": True, "attention": attacks(name), "norms": norms}
-    missing, left = {part for part, due in parts.items() if due}, steps
+    losses, of attention where it attacks that, or of what is due of `large` ones."""
+    missing, left = {"losses", *large} | ({"attention"} if attacks(name) else set()), steps
     places = [("losses", fused, "compare"), ("losses", fused, "cross_entropies")]
-    places += [("attention", dispatch, "fused_attention"), ("norms", fused, "add_norm")]
+    places += [("attention", dispatch, "fused_attention")]
+    places += [("norms", fused, "add_norm"), ("activations", fused, "biased_gelu")]
 
     def noting(part: str, begin: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -103,9 +110,13 @@ def attention(names: Sequence[str], shape: PreTrainedConfig, rows: int, length: 
     if any(map(fusible, names)) and fused.losses_supported(some):
         mine.append("our losses")
     # Of what is attacked clean rows and attacked ones are one tensor.
-    due = any(norms_due(name, shape, rows * (1 + attacks(name)) * length, zero=None) for name in names)
-    if due and fused.norms_supported(some, some):
-        mine.append("our norms of the largest tensors")
+    due = set().union(*(large_due(name, shape, rows * (1 + attacks(name)) * length, zero=None) for name in names))
+    takes = {
+        "norms": lambda: fused.norms_supported(some),
+        "activations": lambda: fused.gelu_supported(shape.intermediate_size, some),
+    }
+    if large := [part for part in takes if part in due and takes[part]()]:
+        mine.append(f"our {' and '.join(large)} of the largest tensors")
     return "sdpa" + f" (fused: {', '.join(mine)})" * bool(mine)
 
 

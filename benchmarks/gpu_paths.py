@@ -25,7 +25,7 @@ OURS = "our "  # before the names of our kernels
 def as_on_a_gpu(note: Note) -> Iterator[None]:
     """Inside, tensors without contents take a GPU's ways: our kernels and torch's attention are noted, dropout is one
     operation, and what we compute otherwise on a CPU is left out. Needs Triton."""
-    from asa.fused import launch, losses, norms
+    from asa.fused import activations, launch, losses, norms
 
     def run(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
         name = kernel.fn.__name__.removesuffix("_kernel")
@@ -39,11 +39,13 @@ def as_on_a_gpu(note: Note) -> Iterator[None]:
             (fused, "_works", lambda *_: True),
             (fused, "losses_supported", lambda *_: True),
             (fused, "norms_supported", lambda *_: True),
+            (fused, "gelu_supported", lambda *_: True),
             (cpu_attention, "_ours", lambda *_: False),
             (dropout, "_suits", lambda *_: False),
             (launch, "run", run),
             (losses, "run", run),
             (norms, "run", run),
+            (activations, "run", run),
             (F, "scaled_dot_product_attention", attend),
             (F, "dropout", _dropout),
             (nn.Module, "_apply", _convert),

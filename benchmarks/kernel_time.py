@@ -23,6 +23,7 @@ from benchmarks.updates import HALVES
 # B rows, C classes, D width, H heads, K width of one head, L length, N labelled tokens
 
 CLASSES = 30522  # of a BERT's vocabulary
+WIDENING = 4  # of what is between a BERT block's two last dense layers
 
 
 @config
@@ -79,14 +80,20 @@ def check_taken(request: KernelTimeConfig, device: torch.device) -> None:
             told = f"{rows} rows of {request.length} and heads of {shape[-1]}"
             raise RequestError(f"no kernel of ours takes {told} here; set --rows, --length, --width or --heads")
     empty = torch.empty(0, request.width, dtype=_dtype(request), device=device)
-    for what, taken in ("norms", fused.norms_supported(empty)), ("losses", fused.losses_supported(empty)):
+    parts = {
+        "norms": fused.norms_supported(empty),
+        "activations": fused.gelu_supported(WIDENING * request.width, empty),
+        "losses": fused.losses_supported(empty),
+    }
+    for what, taken in parts.items():
         if not taken:
             raise RequestError(f"no kernel of {what} takes width {request.width} here; set --width or --precision")
 
 
 def pairs(request: KernelTimeConfig, rows: int, device: torch.device) -> list[Pair]:
-    """A block's dense layer with its norm; attention under a map and torch's without one; cross entropies."""
-    return [_norm(request, rows, device), _attention(request, rows, device), _losses(request, rows, device)]
+    """A block's dense layer with its norm, and that with its activation; attention under a map and torch's without one;
+    cross entropies."""
+    return [make(request, rows, device) for make in (_norm, _gelu, _attention, _losses)]
 
 
 def _norm(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
@@ -101,6 +108,19 @@ def _norm(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
         return F.layer_norm(F.dropout(F.linear(x, weight, bias), p) + residual, (width,), gain, shift, eps)
 
     return Pair("dense layer, dropout, residual, norm", ours, torchs, operands)
+
+
+def _gelu(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
+    width, wide = request.width, WIDENING * request.width
+    operands = _drawn(request, device, (rows, request.length, width), (wide, width), (wide,))
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return fused.biased_gelu(F.linear(x, weight, bias.detach()), bias)
+
+    def torchs(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, weight, bias))
+
+    return Pair("dense layer, GELU", ours, torchs, operands)
 
 
 def _attention(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:

@@ -245,10 +245,17 @@ MUTATIONS = (
         "fused/test_norms.py::test_the_norm_and_its_gradients_are_the_formulas",
     ),
     Mutation(
+        "the bias before a fused activation gets the gradient twice",
+        "forwards.py",
+        "dense.bias.detach()",
+        "dense.bias",
+        "fused/test_gelu.py::test_a_family_is_what_it_was",
+    ),
+    Mutation(
         "a dense layer that somebody watches is fused",
         "forwards.py",
-        " or _watched(*parts):",
-        ":",
+        " and not _watched(*parts)",
+        "",
         "fused/test_norms.py::test_a_part_that_somebody_has_changed_or_watches_is_left_to_torch",
     ),
     Mutation(

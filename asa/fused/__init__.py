@@ -1,9 +1,10 @@
-"""Fused kernels for a GPU: ASA's attention, whose keep map lives as bits, losses over a vocabulary, and
-the norms that end a block's halves.
+"""Fused kernels for a GPU: ASA's attention, whose keep map lives as bits, losses over a vocabulary, the norms that end
+a block's halves, and the way back through the activation between them.
 
 docs/kernels.md tells what is fused and how it was checked. Triton is imported on first use alone: it is optional, and
 without it, or where `supported` says no, asa.adversary and asa.biased compute the same, step by step (asa.cpu_attention
-at once on a CPU), where `losses_supported` does, asa.losses and asa.compared, and where `norms_supported` does, torch.
+at once on a CPU), where `losses_supported` does, asa.losses and asa.compared, where `norms_supported` or
+`gelu_supported` does, torch.
 """
 
 import logging
@@ -41,8 +42,9 @@ _torch: Any = torch
 _TRIAL = Lock()  # one at a time: Triton's interpreter knows no threads
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
 WIDEST_ROW = 2048  # numbers of which a norm is taken at once
-# Of a tensor whose norms are worth it: below, a GPU waits for its host, which has more to do for our kernels. A guess
-# by LAB.md, 2026-11-27: an H200 waits in BERT-base's step of 64 rows of 256, which are 1.3e7, and works longer at 128.
+# Of a block's states whose norms and activations are worth it: below, a GPU waits for its host, which has more to do
+# for our kernels. A guess by LAB.md, 2026-11-27: an H200 waits in BERT-base's step of 64 rows of 256, which are 1.3e7,
+# and works longer at 128.
 FEWEST_NUMBERS = 2**24
 
 
@@ -71,14 +73,23 @@ def losses_supported(logits: Tensor) -> bool:
 
 def norms_supported(residual: Tensor, *others: Tensor) -> bool:
     """Whether `add_norm` can take these, shapes apart."""
-    dtype, device = residual.dtype, residual.device
+    width = residual.shape[-1]
+    return width <= WIDEST_ROW and _plain(residual, *others) and _norms_work(residual.device, residual.dtype, width)
+
+
+def gelu_supported(width: int, *operands: Tensor) -> bool:
+    """Whether `biased_gelu` can take what these make, of this width."""
+    return _plain(*operands) and _gelu_works(operands[0].device, operands[0].dtype, width)
+
+
+def _plain(*operands: Tensor) -> bool:
+    """Whether there are kernels for these, which are of one type, in whose way nothing of torch's is."""
+    dtype, device = operands[0].dtype, operands[0].device
     return (
-        all(one.dtype == dtype and one.device == device for one in others)
-        and all(type(one) in (Tensor, nn.Parameter) for one in (residual, *others))
+        all(one.dtype == dtype and one.device == device for one in operands)
+        and all(type(one) in (Tensor, nn.Parameter) for one in operands)
         and not _torch._C._are_functorch_transforms_active()  # by which a Function of ours cannot go
-        and residual.shape[-1] <= WIDEST_ROW
-        and _runs(residual.device, residual.dtype)
-        and _norms_work(residual.device, residual.dtype, residual.shape[-1])
+        and _runs(device, dtype)
     )
 
 
@@ -128,6 +139,18 @@ def _norms_work(device: torch.device, dtype: torch.dtype, width: int) -> bool:
         return probe_norms.fault(device, dtype, width)
 
     return _tried(fault, "norms are not fused", f"{dtype}, rows of {width}")
+
+
+@cache
+def _gelu_works(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """The same of GELU's kernel."""
+
+    def fault() -> str | None:
+        from asa.fused import probe_gelu
+
+        return probe_gelu.fault(device, dtype, width)
+
+    return _tried(fault, "activations are not fused", f"{dtype}, rows of {width}")
 
 
 def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:
@@ -214,6 +237,14 @@ def add_norm(
 
     operands = (one.contiguous() for one in (x_BLD, residual_BLD, bias_D, gain_D, shift_D))
     return AddNorm.apply(*operands, Options(eps, dropout))
+
+
+def biased_gelu(x_BLW: Tensor, bias_W: Tensor) -> Tensor:
+    """GELU(x), as torch has it. Args: x of any shape that ends in W; bias: what was added to x, which is to know its
+    gradient, and so not from x's. Differentiable once."""
+    from asa.fused.activations import Gelu
+
+    return Gelu.apply(x_BLW.contiguous(), bias_W)
 
 
 def compare(given: Sequence[Tensor], labels_N: Tensor) -> tuple[Tensor, ...]:

@@ -18,8 +18,8 @@ SMALL = KernelTimeConfig(rows=(2,), length=16, width=32, heads=2, precision="fp3
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels run on a GPU here")
 def test_both_ways_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.kernel_time.CLASSES", 50)
-    norm, attention, losses = pairs(SMALL, 2, CPU)
-    for pair in (norm, losses):
+    norm, gelu, attention, losses = pairs(SMALL, 2, CPU)
+    for pair in (norm, gelu, losses):
         found = [function(*pair.operands) for function in (pair.ours, pair.torchs)]
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
         grads = [torch.autograd.grad(out.cos().sum(), pair.operands) for out in found]
@@ -28,7 +28,7 @@ def test_both_ways_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     *qkv, mask_q, mask_k, bias = attention.operands
     kept = [*qkv, torch.zeros_like(mask_q), mask_k, torch.ones_like(bias)]
     torch.testing.assert_close(attention.ours(*kept), attention.torchs(*kept), rtol=1e-4, atol=1e-4)
-    for pair in (norm, attention, losses):
+    for pair in (norm, gelu, attention, losses):
         arriving = torch.ones_like(pair.ours(*pair.operands))
         for function in (pair.ours, pair.torchs):
             for back in (False, True):
@@ -50,10 +50,10 @@ def test_what_cannot_be_timed_is_refused(flags: tuple[str, ...], told: str) -> N
         kernel_time([*flags, "--results", "null"])
 
 
-@pytest.mark.parametrize("wrong", ["norms", "losses"])
+@pytest.mark.parametrize("wrong", ["norms", "activations", "losses"])
 def test_kernels_that_the_trial_refuses_are_not_timed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "supported", lambda *args: True)
-    for what in ("norms", "losses"):
-        monkeypatch.setattr(fused, f"{what}_supported", lambda *args, right=what != wrong: right)
+    for what, asks in {"norms": "norms", "activations": "gelu", "losses": "losses"}.items():
+        monkeypatch.setattr(fused, f"{asks}_supported", lambda *args, right=what != wrong: right)
     with pytest.raises(RequestError, match=f"no kernel of {wrong} takes width 32 here"):
         check_taken(SMALL, torch.device("cpu"))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import BertConfig, BertForMaskedLM, RobertaConfig
+from transformers import AutoConfig, BertConfig, BertForMaskedLM, RobertaConfig
 
 from asa import dispatch, fused
 from asa.errors import RequestError, WorkError
 from benchmarks.cases import Case, build, cases, heading, prepare
-from benchmarks.fused import attacks, norms_due, with_kernels, without_kernels
+from benchmarks.fused import attacks, large_due, with_kernels, without_kernels
 from benchmarks.memory import MemoryConfig, memory
 from benchmarks.memory import measure as peaks_of
 from benchmarks.peak import Peak, peak_bytes
@@ -132,15 +132,18 @@ def test_a_part_that_comes_to_no_kernel_is_refused(
         with_kernels(step, name, CPU, 1)(task_batch("mlm", 2, 8, 99))
 
 
-def test_steps_of_large_tensors_are_to_come_to_the_norms(chosen: dict[str, Any]) -> None:
+def test_steps_of_large_tensors_are_to_come_to_norms_and_activations(chosen: dict[str, Any]) -> None:
     shape = bert_config(1, 64, "sdpa")
     enough = fused.FEWEST_NUMBERS // 64
-    assert [norms_due(VANILLA, shape, tokens, 2) for tokens in (enough, enough - 1)] == [True, False]
-    assert not norms_due(VANILLA, shape, enough, 3)
-    assert not norms_due("stock", shape, enough, 2)
+    both: set[str] = {"norms", "activations"}
+    assert [large_due(VANILLA, shape, tokens, 2) for tokens in (enough, enough - 1)] == [both, set()]
+    assert large_due(VANILLA, shape, enough, 3) == large_due("stock", shape, enough, 2) == set()
+    shape.hidden_act = "gelu_new"
+    assert large_due(VANILLA, shape, enough, 2) == {"norms"}
+    assert large_due(VANILLA, AutoConfig.for_model("distilbert", dim=64), enough, 2) == set()
     step: Any = lambda batch: chosen["cross_entropies"]()  # noqa: E731
-    with pytest.raises(RequestError, match="kernels of norms take no step of this kind"):
-        with_kernels(step, VANILLA, CPU, 1, norms=True)(task_batch("mlm", 2, 8, 99))
+    with pytest.raises(RequestError, match="kernels of activations and norms take no step of this kind"):
+        with_kernels(step, VANILLA, CPU, 1, both)(task_batch("mlm", 2, 8, 99))
 
 
 def test_a_trial_that_fails_is_no_step_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Compile the kernels, which needs no GPU, and print one JSON line for each variant.
 
 python -m tests.fused.compiled ARCHITECTURE TYPE HEAD_WIDTH DROPOUT ..., such as 90 fp16 64 1 80 bf16 64 0. Of the
-losses: ARCHITECTURE TYPE CLASSES PASSES_LESS_ONE, such as 90 fp16 30522 1. Of norms: ARCHITECTURE TYPE WIDTH DROPOUT,
-a width from 129 to 2048.
+losses: ARCHITECTURE TYPE CLASSES PASSES_LESS_ONE, such as 90 fp16 30522 1. Of norms, and of GELU, to which width and
+dropout are nothing: ARCHITECTURE TYPE WIDTH DROPOUT, a width from 129 to 2048.
 """
 
 import json
@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from asa.fused import attend, launch, losses, maps, normal, norms, vocabulary
+from asa.fused import activations, attend, gelu, launch, losses, maps, normal, norms, vocabulary
 
 KERNELS: dict[str, Any] = {
     "pack": maps.pack_kernel,
@@ -29,8 +29,9 @@ KERNELS: dict[str, Any] = {
 }
 # Of losses; instead of a head's width they have classes, and instead of dropout a second pass.
 LOSSES: dict[str, Any] = {"entropy": vocabulary.entropy_kernel, "gradient": vocabulary.gradient_kernel}
-# Of norms, whose width it is.
+# Of norms, whose width it is, and of the activation beside them.
 NORMS: dict[str, Any] = {"norm": normal.norm_kernel, "norm_gradient": normal.norm_gradient_kernel}
+NORMS["gelu_gradient"] = gelu.gelu_gradient_kernel
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TYPES = {"floor_BL": "*fp32", "bits_BLW": "*i32", "kept_BL": "*fp32", "seed_ptr": "*i64", "labels_N": "*i64"}
 TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL"), "*fp32")
@@ -62,11 +63,11 @@ def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) 
     if name in LOSSES:
         kernel, settings = LOSSES[name], losses.tile(head, dropout)
     elif name in NORMS:
-        kernel, settings = NORMS[name], dict(norms.tile(head))
+        kernel, settings = NORMS[name], dict(activations.TILE if name == "gelu_gradient" else norms.tile(head))
     else:
         kernel, settings = KERNELS[name], launch.tiles(name, DTYPES[dtype], head)
     options = {key: settings.pop(key) for key in ("num_warps", "num_stages") if key in settings}
-    if name not in ("pack", *LOSSES):
+    if name not in ("pack", "gelu_gradient", *LOSSES):
         settings["DROPOUT"] = dropout
     if name == "gradient":
         settings |= {"OF_P": True, "OF_Q": dropout}

@@ -67,6 +67,21 @@ def test_a_norm_of_more_numbers_than_32_bits_count() -> None:
     torch.testing.assert_close(slope_NW[-1:].float(), wanted_slope, rtol=2e-2, atol=1e-3)
 
 
+def test_a_gelu_of_more_numbers_than_32_bits_count() -> None:
+    x_NW = torch.zeros(2**31 // 3072 + 8, 3072, device="cuda", dtype=torch.float16)
+    x_NW[-1, 5] = 1
+    bias_W = torch.zeros(3072, device="cuda", dtype=torch.float16, requires_grad=True)
+    found = kernels.biased_gelu(x_NW.requires_grad_(), bias_W)
+    arriving_NW = torch.zeros_like(x_NW)
+    arriving_NW[-1, 5:7] = 1
+    slope_NW, of_bias_W = torch.autograd.grad(found, (x_NW, bias_W), arriving_NW)
+    wanted_W = torch.zeros(3072, device="cuda")
+    wanted_W[5:7] = torch.tensor([1.0833, 0.5], device="cuda")
+    assert not slope_NW[:-1].any()
+    torch.testing.assert_close(slope_NW[-1].float(), wanted_W, rtol=1e-3, atol=0.0)
+    torch.testing.assert_close(of_bias_W.float(), wanted_W, rtol=1e-3, atol=0.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_passes_that_share_their_dropout_have_the_same_with_a_mask_that_learns(dtype: torch.dtype) -> None:
     device = torch.device("cuda")

@@ -12,7 +12,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from asa import adversary, dist, fused
 from asa.engine import Precision
-from asa.fused import launch, norms
+from asa.fused import activations, launch, norms
 from asa.methods import METHODS, At, MethodsConfig
 from tests.asa.conftest import tiny_batch
 from tests.fused.interpreted import dot_of_numbers
@@ -22,19 +22,19 @@ STEPS = 3
 
 
 def run(zero: int, precision: Precision, device: torch.device) -> dict[str, Any]:
-    """Terms by step, norms of the last step's gradients, and how many of attention and of norms were fused."""
+    """Terms by step, norms of the last step's gradients, and how often attention, norms and GELU were fused."""
     launched, forward = [], launch.forward
-    normed, launch_norm = [], norms.run
+    large, launch_large = [], norms.run
 
     def counted(*args: Any) -> Any:
         launched.append(args)
         return forward(*args)
 
     def noted(kernel: Any, *args: Any, **settings: Any) -> None:
-        normed.append(kernel)
-        launch_norm(kernel, *args, **settings)
+        large.append(kernel)
+        launch_large(kernel, *args, **settings)
 
-    launch.forward, norms.run = counted, noted  # type: ignore[assignment]
+    launch.forward, norms.run, activations.run = counted, noted, noted  # type: ignore[assignment]
     torch.manual_seed(5)
     engine = engine_for("bert", "asa", zero, precision, device)
     method, terms, sizes = METHODS["asa"](MethodsConfig()), [], []
@@ -48,9 +48,10 @@ def run(zero: int, precision: Precision, device: torch.device) -> dict[str, Any]
         assert stats.model_norm is not None
         assert stats.adversary_norm is not None
         sizes.append({"model": float(stats.model_norm), "adversary": float(stats.adversary_norm)})
-    launch.forward, norms.run = forward, launch_norm
-    fused_norms = normed.count(norms.norm_kernel)
-    return {"terms": terms, "norms": sizes[-1], "launched": len(launched), "normed": fused_norms}
+    launch.forward, norms.run, activations.run = forward, launch_large, launch_large
+    found = {"terms": terms, "norms": sizes[-1], "launched": len(launched)}
+    kernels = {"normed": norms.norm_kernel, "bent": activations.gelu_gradient_kernel}
+    return found | {name: large.count(kernel) for name, kernel in kernels.items()}
 
 
 def main(out: Path, device: torch.device, zero: int, precision: Precision) -> None:
@@ -59,7 +60,8 @@ def main(out: Path, device: torch.device, zero: int, precision: Precision) -> No
         let_cpu_do_fp16()
     if os.environ.get("TRITON_INTERPRET") == "1":
         InterpreterBuilder.create_dot = dot_of_numbers(InterpreterBuilder.create_dot)
-    fused._works = fused._norms_work = lambda *_: True  # type: ignore[assignment]  # trials are other tests'
+    for trial in ("_works", "_norms_work", "_gelu_works"):  # which are other tests'
+        setattr(fused, trial, lambda *_: True)
     fused.FEWEST_NUMBERS = 0  # pyright: ignore[reportConstantRedefinition]
     adversary.merges = lambda _: True  # as at sizes that are not a test's
     torch_dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
