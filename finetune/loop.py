@@ -210,11 +210,15 @@ def _gradients(session: Session, batches: list[Batch], replay: int) -> dict[str,
 def _applied(stats: StepStats, session: Session) -> bool:
     """False where FP16 gradients overflow, which lowers the loss scale. Raises Diverged for other failed updates."""
     if not stats.applied and session.cell.config.precision != "fp16":
-        step = session.progress.step + 1
-        broken = broken_weight(session.engine)
-        mend = "lower --optim.lr" if broken is None else f"weight {broken} is not: lower --optim.lr or change the model"
-        raise Diverged(f"{session.cell.run.name}: loss or gradient of step {step} is not finite; {mend}")
+        raise _diverged(session, f"loss or gradient of step {session.progress.step + 1}")
     return stats.applied
+
+
+def _diverged(session: Session, what: str) -> Diverged:
+    """The error that `what` is not finite. All ranks call it."""
+    broken = broken_weight(session.engine)
+    mend = "lower --optim.lr" if broken is None else f"weight {broken} is not: lower --optim.lr or change the model"
+    return Diverged(f"{session.cell.run.name}: {what} is not finite; {mend}")
 
 
 def _due(done: int, evaluations: int, per_epoch: int) -> bool:
@@ -243,8 +247,8 @@ def _predicted(session: Session, data: Encoded) -> Predictions:
     found = _guard(config)(lambda: predict(engine.module, data, config.eval_batch, session.device))
     try:
         found.check()
-    except WorkError as error:
-        raise Diverged(f"{session.cell.run.name}: {error}") from None
+    except WorkError:
+        raise _diverged(session, "a prediction") from None
     return found
 
 

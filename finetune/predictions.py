@@ -41,12 +41,12 @@ class Predictions(NamedTuple):
             return [row.argmax(-1).tolist() for row in self.logits]
         return [int(row.argmax(-1)) for row in self.logits]
 
-    def check(self) -> None:
-        """Raises WorkError where a number is not finite; -inf stands for an answer that a row does not have."""
+    def check(self, why: str = "a prediction is not finite; lower --optim.lr") -> None:
+        """Raises WorkError, why, where a number is not finite; -inf stands for an answer that a row does not have."""
         numbers = np.concatenate([row.ravel() for row in self.logits])
         absent = np.isneginf(numbers) & (self.kind == "choice")
         if not (np.isfinite(numbers) | absent).all():
-            raise WorkError("a prediction is not finite; lower --optim.lr")
+            raise WorkError(why)
 
 
 # What zipfile, its decompressors and numpy raise of a damaged file: RuntimeError of an unknown version and of a bit

@@ -153,7 +153,7 @@ def _predicted(
             print(line, flush=True)
         # Without gold labels: they number the task's classes, not the model's.
         found = predict(module, replace(data, gold=None), config.batch, device())
-        found.check()
+        found.check(f"a prediction of {one.saved.folder} is not finite; give another by {FLAG}")
         known.update(zip(texts, _mapped(found, one.places, config.merge), strict=True))
     return Predictions(one.task.kind, [known[text] for text in texts], None)
 

@@ -60,7 +60,7 @@ def prepare(name: str, saved: Saved, task: Task, config: RobustnessConfig) -> Su
     if places:
         data = replace(data, labels=torch.tensor([places.index(int(label)) for label in data.labels]))
     found = predict(module, data, config.batch, device())
-    found.check()
+    found.check(f"a prediction of {saved.folder} is not finite; give another by {flag}")
     assert data.labels is not None
     right = {row for row, label in enumerate(found.labels) if label == int(data.labels[row])}
     return Subject(name, saved, module, data, right)

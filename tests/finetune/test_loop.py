@@ -366,6 +366,16 @@ def test_predictions_that_are_not_finite_concern_their_run_alone(
     assert events(tmp_path / "runs", "tiny-vanilla-0")[-1]["event"] == "failed"
 
 
+def test_a_weight_that_the_last_update_has_broken_is_named(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Vanilla):
+        def after_step(self, engine: Any) -> None:
+            next(engine.module.parameters()).data[:] = torch.nan
+
+    monkeypatch.setitem(METHODS, "vanilla", lambda config: Broken())
+    with pytest.raises(WorkError, match=r"a prediction is not finite; weight model\.\S+ is not: lower --optim\.lr or"):
+        sweep(given(max_steps=1))
+
+
 @pytest.mark.parametrize(("epochs", "limit", "steps"), [(2, None, 6), (1.5, None, 5), (0.1, None, 1), (9, 4, 4)])
 def test_steps(make: Make, epochs: float, limit: int | None, steps: int) -> None:
     assert steps_of(make(epochs=epochs, max_steps=limit), 24) == steps

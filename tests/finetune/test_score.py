@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given as generated
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from scipy.special import softmax
 from transformers import BertConfig
 
@@ -459,6 +460,26 @@ def test_models_of_every_kind_are_scored(kind: Kind, model_folder: Path, tmp_pat
     assert kept.gold is not None
     for name in task.metrics:
         assert end[f"test_{name}"] == pytest.approx(METRICS[name](kept.gold, kept.predictions.labels, task.labels))
+
+
+def test_a_model_of_broken_weights_is_named(model_folder: Path, task_folder: Path, tmp_path: Path) -> None:
+    model = with_nan(saved(tmp_path / "model", model_folder, CLASSES))
+    with pytest.raises(
+        WorkError, match=r"a prediction of \S+/model is not finite; give another by --models \(the first"
+    ):
+        score_all(request(task_folder, tmp_path / "out", model, length=16))
+    config = RobustnessConfig(
+        models={"a": model}, reference="a", out=tmp_path / "out", task=TaskConfig(folder=task_folder), length=16
+    )
+    with pytest.raises(WorkError, match=r"a prediction of \S+/model is not finite; give another by --models\.a"):
+        robustness(config)
+
+
+def with_nan(model: Path) -> Path:
+    weights = load_file(model / "model.safetensors")
+    weights["classifier.bias"][0] = torch.nan
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    return model
 
 
 def test_wrong_requests_are_one_line(model_folder: Path, task_folder: Path, tmp_path: Path) -> None:
