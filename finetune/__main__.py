@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 
 def main() -> None:
@@ -22,6 +23,7 @@ def run(argv: list[str]) -> None:
     from finetune.sweep import sweep
 
     values = given(FinetuneConfig, argv, "finetune run")
+    _tell_unread(argv, values)
     _as_ranks(lambda: sweep(values))
 
 
@@ -32,7 +34,18 @@ def tune(argv: list[str]) -> None:
     from finetune.tune import tune
 
     values = given(TuneConfig, argv, "finetune tune")
+    _tell_unread(argv, values)
     _as_ranks(lambda: tune(values))
+
+
+def _tell_unread(argv: list[str], values: dict[str, Any]) -> None:
+    """A line on flags of methods that are none of the command's, by the first of the processes that share it."""
+    from asa.methods import flags_unread
+    from finetune.config import FinetuneConfig
+
+    unread = flags_unread(argv, values.get("methods") or FinetuneConfig.methods)
+    if unread and not values.get("worker") and os.environ.get("RANK", "0") == "0":
+        print(f"note: no method of this run reads {', '.join(unread)}", flush=True)
 
 
 def _as_ranks(work: Callable[[], None]) -> None:

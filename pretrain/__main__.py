@@ -13,6 +13,7 @@ import torch
 
 from asa import dist
 from asa.errors import RequestError, WorkError
+from asa.methods import flags_unread
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
@@ -25,6 +26,8 @@ def run(argv: list[str]) -> None:
     request = cli.parse(PretrainConfig, argv, "python -m pretrain run")
     launched = "RANK" in os.environ
     cuda = torch.cuda.is_available()
+    if (unread := flags_unread(argv, [request.method])) and not rank():
+        print(f"note: method {request.method} does not read {', '.join(unread)}", flush=True)
     with told_on_each_machine():
         check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
     # DeepSpeed asks for it even where no launcher has set it.

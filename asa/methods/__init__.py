@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -42,6 +42,7 @@ __all__ = [
     "Method",
     "MethodName",
     "MethodsConfig",
+    "flags_unread",
     "groups_read",
     "groups_unread",
     "known",
@@ -127,6 +128,14 @@ def groups_read(name: str) -> tuple[str, ...]:
 def groups_unread(name: str) -> set[str]:
     """The groups of MethodsConfig that are other methods' alone."""
     return {field.name for field in dataclasses.fields(MethodsConfig)}.difference(groups_read(name))
+
+
+def flags_unread(argv: Sequence[str], names: Collection[str]) -> list[str]:
+    """Of a command's flags those of settings that none of these methods reads, such as --smart.ascents. Files are not
+    asked: one is for the runs of several methods."""
+    unread = set[str].intersection(*map(groups_unread, names))
+    flags = (part.partition("=")[0] for part in argv if part.startswith("--"))
+    return [flag for flag in dict.fromkeys(flags) if flag[2:].partition(".")[0] in unread]
 
 
 def source_sha256(name: str) -> str | None:

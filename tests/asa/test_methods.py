@@ -14,7 +14,7 @@ from asa.adversary import ASAConfig
 from asa.batch import Batch
 from asa.engine import PlainEngine
 from asa.errors import RequestError
-from asa.methods import METHODS, At, MethodsConfig, groups_read
+from asa.methods import METHODS, At, MethodsConfig, flags_unread, groups_read
 from asa.methods.asa_sparse import ASASparseConfig
 from asa.methods.creat import CreATConfig
 from asa.methods.fgm import FGMConfig
@@ -309,6 +309,13 @@ def test_the_groups_said_to_be_read_are_those_that_building_it_reads(name: str) 
     asked = Asked()
     METHODS[name](cast(Any, asked))
     assert groups_read(name) == tuple(asked.groups)
+
+
+def test_flags_of_other_methods_are_told_each_once() -> None:
+    argv = ["--asa.tau=0.2", "--smart.ascents", "2", "--smart.ascents=1", "--freelb", "x.yaml", "--lr", "pgd.steps"]
+    assert flags_unread(argv, ["asa"]) == ["--smart.ascents", "--freelb"]
+    assert flags_unread(argv, ["vanilla", "asa_freelb"]) == ["--smart.ascents"]
+    assert flags_unread(argv, ["asa", "mine:build"]) == []
 
 
 def test_a_method_from_outside_may_read_every_group() -> None:

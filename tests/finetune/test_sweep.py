@@ -372,8 +372,9 @@ def test_the_command_line_trains_and_refuses(
     given = ["--task.folder", str(config.task.folder), "--models.tiny", str(config.models["tiny"])]
     given += ["--out", str(config.out)]
     short = ["--methods", "vanilla", "--seeds", "0", "--max_steps", "2", "--length", "16", "--batch", "4"]
-    assert command(monkeypatch, "run", *given, *short) == 0
-    _, printed = capsys.readouterr().out.splitlines()
+    assert command(monkeypatch, "run", *given, *short, "--asa.tau", "0.2", "--pgd.radius=1") == 0
+    note, _, printed = capsys.readouterr().out.splitlines()
+    assert note == "note: no method of this run reads --asa.tau, --pgd.radius"
     assert printed.startswith("colours/tiny-vanilla-0 ")
     assert "test_accuracy 0." in printed
     task = write_task(tmp_path / "unfinished")

@@ -21,6 +21,7 @@ from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.random_mask import RandomMaskConfig
 from pretrain import export as export_module
 from pretrain import figures, loop
+from pretrain.__main__ import run as command
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
@@ -364,6 +365,16 @@ def test_a_run_is_not_mixed_with_what_it_reads(request_: PretrainConfig, tmp_pat
 def test_a_model_that_is_a_link_to_itself_is_told_in_a_line(request_: PretrainConfig, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert "give a Hugging Face model folder by --model" in refused(replace(request_, model=tmp_path / "loop"))
+
+
+def test_a_flag_of_another_method_is_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--data", str(tmp_path / "none"), "--model", str(model), "--out", str(tmp_path / "out")]
+    with pytest.raises(RequestError, match="none"):
+        command([*given, "--method", "vanilla", "--asa.tau", "0.2"])
+    assert capsys.readouterr().out == "note: method vanilla does not read --asa.tau\n"
+    with pytest.raises(RequestError, match="none"):
+        command([*given, "--method", "asa", "--asa.tau", "0.2"])
+    assert capsys.readouterr().out == ""
 
 
 def test_shards_without_manifest(request_: PretrainConfig, tmp_path: Path) -> None:
