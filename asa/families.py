@@ -83,7 +83,7 @@ FAMILIES = {
     "distilbert": Family("transformer.layer", "attention", tail="sa_layer_norm"),
     # Without a tail: what attention gives is added to the block's input by no module.
     "modernbert": Family("layers", "attn", norm="embeddings.norm"),
-    "deberta": _DEBERTA._replace(score_method="disentangled_att_bias"),
+    "deberta": _DEBERTA._replace(ends=(), score_method="disentangled_att_bias"),  # with a norm of its own
     "deberta-v2": _DEBERTA._replace(score_method="disentangled_attention_bias"),
 }
 

@@ -2,7 +2,7 @@
 types that differ, faster, or at once. In other passes, and where they cannot, they are their classes', to the bit."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +20,10 @@ from asa.stock import written_by
 # B rows, D width, L length
 
 _every_module: Any = _module
+# What a part of torch's does, as it is in torch: by others it may have been put into its class. `_learn` adds to it.
+PLAIN: dict[type[nn.Module], Any] = {
+    part: part.forward for part in (nn.Linear, nn.Dropout, nn.LayerNorm) if written_by(part.forward, "torch.")
+}
 
 
 def forwards(
@@ -27,6 +31,7 @@ def forwards(
 ) -> list[tuple[nn.Module, "partial[Tensor]"]]:
     """Modules, and what each is to have. Partials and not bound methods, which would pickle as attributes that the
     class has not."""
+    _learn()
     norm = model.base_model.get_submodule(found.norm)
     blocks = list(model.base_model.get_submodule(found.layers).children())
     places = f"transformers.models.{model.config.model_type.replace('-', '_')}."
@@ -47,13 +52,12 @@ def theirs(module: nn.Module) -> Any:
     return None if getattr(found, "func", None) in (dropout, at_once, bent) else found
 
 
-@cache
-def _plain() -> dict[type[nn.Module], Any]:
-    """What parts do, as torch or transformers has them: by others it may have been put into their class."""
-    from transformers.activations import GELUActivation  # loads for seconds what a model has loaded
+def _learn() -> None:
+    """Add transformers' GELU to PLAIN: not on import, where it would load for seconds what a model has loaded."""
+    from transformers.activations import GELUActivation
 
-    parts = nn.Linear, nn.Dropout, nn.LayerNorm, GELUActivation
-    return {part: part.forward for part in parts if written_by(part.forward, "torch.", "transformers.")}
+    if written_by(GELUActivation.forward, "transformers."):
+        PLAIN.setdefault(GELUActivation, GELUActivation.forward)
 
 
 def _part(block: nn.Module, path: str, places: str) -> nn.Module | None:
@@ -108,7 +112,7 @@ def _bends(module: Any, hidden_states: Tensor) -> bool:
     if not _large(hidden_states):
         return False
     dense, activation = parts = module.dense, module.intermediate_act_fn
-    if not _are(parts, "Linear", "GELUActivation") or activation.act is not F.gelu or dense.bias is None:
+    if not _are(parts, "Linear", "GELUActivation") or activation.act is not fused.GELU or dense.bias is None:
         return False
     return fused.gelu_supported(dense.out_features, hidden_states, dense.weight, dense.bias)
 
@@ -154,6 +158,6 @@ def _watched(*parts: nn.Module) -> bool:
         own = vars(part)
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
             return True
-        if theirs(part) is not None or type(part).forward is not _plain().get(type(part)):
+        if theirs(part) is not None or type(part).forward is not PLAIN.get(type(part)):
             return True
     return False

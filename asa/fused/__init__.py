@@ -39,6 +39,7 @@ LOST = (
     "launch timed out",
 )  # its context
 _torch: Any = torch
+GELU: Any = _torch._C._nn.gelu  # torch's own, whatever somebody has put into torch.nn.functional
 _TRIAL = Lock()  # one at a time: Triton's interpreter knows no threads
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
 WIDEST_ROW = 2048  # numbers of which a norm is taken at once

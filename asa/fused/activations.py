@@ -4,9 +4,9 @@ on first use."""
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from asa.fused import GELU
 from asa.fused.gelu import gelu_gradient_kernel  # pyright: ignore[reportUnknownVariableType]  # kernels have no types
 from asa.fused.launch import parts, run
 from asa.typed import Function, first_only
@@ -24,7 +24,7 @@ class Gelu(Function):
     def forward(ctx: Any, x_BLW: Tensor, bias_W: Tensor, most_shares: int = SHARES) -> Tensor:
         ctx.save_for_backward(x_BLW)
         ctx.most_shares = most_shares
-        return F.gelu(x_BLW)
+        return GELU(x_BLW)
 
     @staticmethod
     @first_only("fused activations", ", or call asa.fused.DEVICES.clear() first")
@@ -32,7 +32,7 @@ class Gelu(Function):
         (x_BLW,) = ctx.saved_tensors
         width = x_BLW.shape[-1]
         rows = x_BLW.numel() // width
-        shares = max(1, min(ctx.most_shares, parts(rows, TILE["R"])))
+        shares = min(ctx.most_shares, parts(rows, TILE["R"]))
         dx_BLW = torch.empty_like(x_BLW)
         of_shares = torch.empty(shares, width, dtype=torch.float32, device=x_BLW.device)
         grid = parts(width, TILE["C"]), shares

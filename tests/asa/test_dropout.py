@@ -69,6 +69,12 @@ def test_the_rest_is_the_modules(module: nn.Dropout, x: torch.Tensor) -> None:
     assert torch.equal(drawn, wanted)
 
 
+def test_a_forward_that_was_put_into_the_class_since_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(64)
+    monkeypatch.setattr(nn.Dropout, "forward", nn.Identity.forward)
+    assert dropout.dropout(nn.Dropout(0.5), Signal(NOW), x) is x
+
+
 def test_a_model_by_itself_is_the_one_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = tiny_bert(dropout=0.3).train(), tiny_batch()
 

@@ -1,5 +1,6 @@
 """GELU's kernel against torch's formulas in float64, and where the modules of a model use it."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from asa.attention import attach, detach, perturbed
 from asa.engine import PlainEngine
 from asa.errors import RequestError
 from asa.families import FAMILIES
+from asa.forwards import PLAIN
 from asa.fused import probe_gelu
 from asa.methods import METHODS, At, MethodsConfig
 from asa.optim import OptimConfig
@@ -29,9 +31,6 @@ from tests.fused.oracle import DEVICE, SLOW_HERE, TOLERANCES, error
 activations: Any = pytest.importorskip("asa.fused.activations", reason="no Triton here")
 
 HERE = torch.device(DEVICE)
-# Layers whose module at the family's place is BERT's.
-FUSED = {name: LAYERS * bool(found.bend) for name, found in FAMILIES.items()}
-
 # N rows, W width
 
 
@@ -207,7 +206,7 @@ def attached(name: str = "bert") -> Any:
 def test_a_family_is_what_it_was(name: str, taken: list[int]) -> None:
     model = attached(name)
     found = outputs(model, name)
-    assert len(taken) == FUSED[name]
+    assert len(taken) == LAYERS * bool(FAMILIES[name].bend)
     is_torchs(model, found, name)
 
 
@@ -247,6 +246,10 @@ def written_out(part: Any) -> None:
     part.intermediate_act_fn = GELUActivation(use_gelu_python=True)
 
 
+def by_anothers_gelu(part: Any) -> None:
+    part.intermediate_act_fn.act = lambda x: 2 * F.gelu(x)
+
+
 def a_function(part: Any) -> None:
     del part.intermediate_act_fn
     part.intermediate_act_fn = F.gelu
@@ -271,7 +274,10 @@ def of_another_class(part: Any) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [hooked, watched, of_another_kind, written_out, a_function, without_bias, wrapped, of_another_class],
+    [
+        *(hooked, watched, of_another_kind, written_out, by_anothers_gelu, a_function, without_bias, wrapped),
+        of_another_class,
+    ],
     ids=lambda change: change.__name__,
 )
 def test_a_part_that_somebody_has_changed_or_watches_is_left_to_torch(
@@ -293,6 +299,64 @@ def test_a_forward_that_was_put_into_a_class_since_is_what_runs(
     found = outputs(model)
     assert taken == []
     is_torchs(model, found)
+
+
+def test_a_gelu_that_was_put_into_torch_is_what_runs(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = F.gelu
+    monkeypatch.setattr(F, "gelu", lambda x: right(x, approximate="tanh"))
+    model = attached()
+    found = outputs(model)
+    assert taken == []
+    is_torchs(model, found)
+
+
+def test_a_patch_of_a_class_that_is_taken_back_leaves_the_kernels(taken: list[int]) -> None:
+    model, was = attached(), GELUActivation.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GELUActivation, "forward", lambda self, x: was(self, x))
+        patch.setattr("asa.forwards.PLAIN", {kind: PLAIN[kind] for kind in PLAIN if kind is not GELUActivation})
+        attach(model)  # as if it were the first
+        outputs(model)
+        assert taken == []
+        patch.setattr(GELUActivation, "forward", was)
+        attach(model)
+        outputs(model)
+    assert len(taken) == LAYERS
+
+
+def test_a_forward_of_ones_own_stays(taken: list[int]) -> None:
+    model: Any = tiny("bert").to(DEVICE)  # type: ignore[arg-type]
+    bend = model.base_model.encoder.layer[0].intermediate
+    bend.forward = mine = lambda states: 2 * type(bend).forward(bend, states)
+    attach(model)
+    assert bend.forward is mine
+    found = outputs(model.eval())
+    assert len(taken) == LAYERS - 1
+    is_torchs(model, found)
+
+
+def test_a_block_that_was_copied_obeys_the_model_it_came_to(taken: list[int]) -> None:
+    other: Any = tiny("bert").to(DEVICE)  # type: ignore[arg-type]
+    other.base_model.encoder.layer[1] = copy.deepcopy(attached().base_model.encoder.layer[1])
+    attach(other)
+    outputs(other)
+    assert len(taken) == LAYERS
+
+
+def test_what_a_model_asks_for_is_of_its_operands_and_the_width_of_its_activation(
+    taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(fused, "gelu_supported", lambda *those: asked.append(those))
+    model = attached()
+    dense = model.base_model.encoder.layer[0].intermediate.dense
+    states = torch.randn(2, dense.in_features, device=DEVICE)
+    with perturbed(model):
+        model.base_model.encoder.layer[0].intermediate(states)
+    ((width, *operands),) = asked
+    assert width == dense.out_features != dense.in_features
+    assert [id(one) for one in operands] == [id(one) for one in (states, dense.weight, dense.bias)]
+    assert taken == []
 
 
 def test_autocast_and_a_frozen_bias(taken: list[int]) -> None:

@@ -34,9 +34,6 @@ norms: Any = pytest.importorskip("asa.fused.norms", reason="no Triton here")
 
 HERE = torch.device(DEVICE)
 EPS = 1e-5
-# Layers whose module at the family's place is of torch's parts: DeBERTa v1 has a norm of its own.
-FUSED = {name: 0 if name == "deberta" else LAYERS * len(found.ends) for name, found in FAMILIES.items()}
-
 # N rows, W width
 
 
@@ -284,10 +281,10 @@ def test_a_family_is_what_it_was(name: str, taken: list[int], monkeypatch: pytes
             part.p = 0.0
     attach(model)
     found, of_found = outputs(model, name)
-    assert len(taken) == FUSED[name]
+    assert len(taken) == LAYERS * len(FAMILIES[name].ends)
     monkeypatch.setattr(fused, "DEVICES", set())
     wanted, of_wanted = outputs(model, name)
-    assert len(taken) == FUSED[name]
+    assert len(taken) == LAYERS * len(FAMILIES[name].ends)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert of_found.keys() == of_wanted.keys()
     size = torch.stack([value.norm() for value in of_wanted.values()]).norm()
@@ -337,6 +334,14 @@ def hooked(part: Any) -> None:
     part.dense.register_forward_hook(lambda *_: None)
 
 
+def hooked_before(part: Any) -> None:
+    part.dense.register_forward_pre_hook(lambda *_: None)
+
+
+def hooked_before_backwards(part: Any) -> None:
+    part.dense.register_full_backward_pre_hook(lambda *_: None)
+
+
 def watched_backwards(part: Any) -> None:
     part.LayerNorm.register_full_backward_hook(lambda *_: None)
 
@@ -373,7 +378,8 @@ def over_two_axes(part: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *(hooked, watched_backwards, replaced, without_bias, wrapped, reparametrized),
+        *(hooked, hooked_before, hooked_before_backwards, watched_backwards, replaced),
+        *(without_bias, wrapped, reparametrized),
         *(of_another_class, over_two_axes),
     ],
     ids=lambda change: change.__name__,
@@ -413,6 +419,19 @@ def test_a_forward_that_was_put_into_a_class_since_is_what_runs(
     assert len(taken) == (LAYERS if kind is BertOutput else 0)
     monkeypatch.setattr(fused, "DEVICES", set())
     torch.testing.assert_close(found, forward(model), rtol=1e-4, atol=1e-5)
+
+
+def test_torchs_own_forward_of_another_class_is_none_of_this_ones(
+    taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = attached().train()
+    monkeypatch.setattr(nn.Dropout, "forward", nn.Identity.forward)  # before the first pass
+    torch.manual_seed(1)
+    found = forward(model)
+    assert taken == []
+    monkeypatch.setattr(fused, "DEVICES", set())
+    torch.manual_seed(1)
+    assert torch.equal(found, forward(model))
 
 
 @pytest.mark.parametrize("kind", [XmodSelfOutput, Foreign], ids=lambda kind: kind.__name__)
