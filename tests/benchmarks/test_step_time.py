@@ -140,6 +140,7 @@ def test_steps_of_large_tensors_are_to_come_to_norms_and_activations(chosen: dic
     assert large_due(VANILLA, shape, enough, 3) == large_due("stock", shape, enough, 2) == set()
     shape.hidden_act = "gelu_new"
     assert large_due(VANILLA, shape, enough, 2) == {"norms"}
+    assert large_due(VANILLA, AutoConfig.for_model("deberta", hidden_size=64), enough, 2) == {"activations"}
     assert large_due(VANILLA, AutoConfig.for_model("distilbert", dim=64), enough, 2) == set()
     step: Any = lambda batch: chosen["cross_entropies"]()  # noqa: E731
     with pytest.raises(RequestError, match="kernels of activations and norms take no step of this kind"):
