@@ -14,14 +14,19 @@ T = TypeVar("T")
 
 class Lasting:
     """A text stream that writes nowhere from when its reader has gone: a pipe whose other end Ctrl-C has ended as well,
-    a terminal that was closed. So it does on a full disk, which it notes: what was written there is cut off."""
+    a terminal that was closed. So it does on a full disk, which it notes: what was written there is cut off.
+
+    by_line: it is written out at the ends of lines, and not piece by piece."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.full = False
+        self.full = self.by_line = False
 
     def write(self, text: str) -> int:
-        return self._or_lose(lambda: self._stream.write(text), len(text))
+        count = self._or_lose(lambda: self._stream.write(text), len(text))
+        if self.by_line and text.endswith("\n"):
+            self.flush()
+        return count
 
     def flush(self) -> None:
         self._or_lose(self._stream.flush, None)
@@ -43,16 +48,21 @@ class Lasting:
 
 @contextmanager
 def lasting_output() -> Generator[list[Lasting]]:
-    """Inside, stdout and stderr last, and what their encoding lacks is written as escapes. Gives the streams."""
+    """Inside, stdout and stderr last, what their encoding lacks is written as escapes, and lines are not mixed with
+    those of processes that write to the same place: under PYTHONUNBUFFERED, which containers set, a line's end would
+    come by itself. Gives the streams."""
     before: dict[str, TextIO | None] = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     lasting = {name: Lasting(stream) for name, stream in before.items() if stream}  # None after `>&-`
     for name, stream in lasting.items():
         if isinstance(before[name], TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.by_line = stream.write_through
+            stream.reconfigure(errors="backslashreplace", write_through=False)
         setattr(sys, name, stream)
     try:
         yield list(lasting.values())
     finally:
         for name, stream in lasting.items():
             stream.flush()
+            if stream.by_line:
+                stream.reconfigure(write_through=True)
             setattr(sys, name, before[name])

@@ -1,6 +1,7 @@
 """What a run tells may be lost; the run may not."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -38,6 +39,17 @@ def test_a_full_disk_is_no_success_of_what_prints() -> None:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("error: the disk was too full for the output")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_is_written_at_once(unbuffered: str) -> None:
+    """Or those of processes that share a file are mixed. A packet is what was written in one go."""
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    code = "import cli; cli.main({'show': lambda argv: print('one\\ntwo', 3, flush=True)}, 'prog', ['show'])"
+    settings = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    subprocess.run([sys.executable, "-c", code], stdout=writer.fileno(), env=settings, check=True)
+    writer.close()
+    assert [reader.recv(100) for _ in "ab"] == [b"one\ntwo 3\n", b""]
 
 
 def test_what_the_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
