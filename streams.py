@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from io import TextIOWrapper
-from typing import Any, TextIO, TypeVar
+from io import BufferedWriter, RawIOBase, TextIOWrapper
+from typing import Any, TextIO, TypeVar, cast
 
 from asa.places import FULL
 
@@ -19,8 +19,21 @@ class Lasting:
     by_line: it is written out at the ends of lines, and not piece by piece."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = self._under = stream
         self.full = self.by_line = False
+
+    def collect(self) -> None:
+        """Write out lines where pieces would be: by a buffer, without which one may be written in part, unnoticed."""
+        raw: object = self._stream.buffer
+        if isinstance(raw, RawIOBase):
+            self.by_line = True
+            self._stream = TextIOWrapper(BufferedWriter(raw), self._stream.encoding, self._stream.errors)
+
+    def release(self) -> None:
+        """Undo `collect`, after a flush. Handlers of logs, say, still hold this and go on with what was under it."""
+        if self.by_line:
+            buffered, self._stream, self.by_line = self._stream, self._under, False
+            cast(BufferedWriter, cast(TextIOWrapper, buffered).detach()).detach()
 
     def write(self, text: str) -> int:
         count = self._or_lose(lambda: self._stream.write(text), len(text))
@@ -48,21 +61,20 @@ class Lasting:
 
 @contextmanager
 def lasting_output() -> Generator[list[Lasting]]:
-    """Inside, stdout and stderr last, what their encoding lacks is written as escapes, and lines are not mixed with
-    those of processes that write to the same place: under PYTHONUNBUFFERED, which containers set, a line's end would
-    come by itself. Gives the streams."""
+    """Inside, stdout and stderr last, what their encoding lacks is written as escapes, and lines to 8 KiB are not mixed
+    with those of processes that write to the same place: under PYTHONUNBUFFERED, which containers set, a line's end
+    would come by itself. Gives the streams."""
     before: dict[str, TextIO | None] = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     lasting = {name: Lasting(stream) for name, stream in before.items() if stream}  # None after `>&-`
     for name, stream in lasting.items():
         if isinstance(before[name], TextIOWrapper):
-            stream.by_line = stream.write_through
-            stream.reconfigure(errors="backslashreplace", write_through=False)
+            stream.reconfigure(errors="backslashreplace")
+            stream.collect()
         setattr(sys, name, stream)
     try:
         yield list(lasting.values())
     finally:
         for name, stream in lasting.items():
             stream.flush()
-            if stream.by_line:
-                stream.reconfigure(write_through=True)
+            stream.release()
             setattr(sys, name, before[name])

@@ -111,6 +111,7 @@ def _bends(module: Any, hidden_states: Tensor) -> bool:
     """`_suits` for what `bent` does."""
     if not _large(hidden_states):
         return False
+    _learn()  # where the model came attached, from a pickle
     dense, activation = parts = module.dense, module.intermediate_act_fn
     if not _are(parts, "Linear", "GELUActivation") or activation.act is not fused.GELU or dense.bias is None:
         return False

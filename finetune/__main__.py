@@ -43,7 +43,7 @@ def _tell_unread(argv: list[str], values: dict[str, Any]) -> None:
     from asa.methods import flags_unread
     from finetune.config import FinetuneConfig
 
-    unread = flags_unread(argv, values.get("methods") or FinetuneConfig.methods)
+    unread = flags_unread(argv, values.get("methods", FinetuneConfig.methods))
     if unread and not values.get("worker") and os.environ.get("RANK", "0") == "0":
         print(f"note: no method of this run reads {', '.join(unread)}", flush=True)
 

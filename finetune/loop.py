@@ -245,10 +245,8 @@ def _predicted(session: Session, data: Encoded) -> Predictions:
     """Raises Diverged where a prediction is not finite."""
     config, engine = session.cell.config, session.engine
     found = _guard(config)(lambda: predict(engine.module, data, config.eval_batch, session.device))
-    try:
-        found.check()
-    except WorkError:
-        raise _diverged(session, "a prediction") from None
+    if not all(dist.gather(found.finite)):
+        raise _diverged(session, "a prediction")
     return found
 
 

@@ -41,11 +41,16 @@ class Predictions(NamedTuple):
             return [row.argmax(-1).tolist() for row in self.logits]
         return [int(row.argmax(-1)) for row in self.logits]
 
-    def check(self, why: str = "a prediction is not finite; lower --optim.lr") -> None:
-        """Raises WorkError, why, where a number is not finite; -inf stands for an answer that a row does not have."""
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers are; -inf stands for an answer that a row does not have."""
         numbers = np.concatenate([row.ravel() for row in self.logits])
         absent = np.isneginf(numbers) & (self.kind == "choice")
-        if not (np.isfinite(numbers) | absent).all():
+        return bool((np.isfinite(numbers) | absent).all())
+
+    def check(self, why: str = "a prediction is not finite; lower --optim.lr") -> None:
+        """Raises WorkError, why, where a number is not finite."""
+        if not self.finite:
             raise WorkError(why)
 
 

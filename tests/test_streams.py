@@ -1,11 +1,14 @@
 """What a run tells may be lost; the run may not."""
 
+import errno
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Generator
-from io import BytesIO, TextIOWrapper
+from io import BytesIO, FileIO, TextIOWrapper
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,31 @@ def test_a_line_is_written_at_once(unbuffered: str) -> None:
     subprocess.run([sys.executable, "-c", code], stdout=writer.fileno(), env=settings, check=True)
     writer.close()
     assert [reader.recv(100) for _ in "ab"] == [b"one\ntwo 3\n", b""]
+
+
+class Filling(FileIO):
+    """A disk on which there is room for five bytes more."""
+
+    writes = 0
+
+    def write(self, b: Any) -> int:
+        self.writes += 1
+        if self.writes == 2:
+            raise OSError(errno.ENOSPC, "no room")
+        return super().write(b[:5] if self.writes == 1 else b)
+
+
+def test_a_disk_that_fills_within_a_line_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unbuffered, a write may be one of a part."""
+    unbuffered = TextIOWrapper(Filling(tmp_path / "out", "w"), write_through=True)  # type: ignore[type-var]
+    monkeypatch.setattr(sys, "stdout", unbuffered)
+    with lasting_output() as streams:
+        print("hello world", flush=True)
+    assert [stream.full for stream in streams] == [True, False]
+    assert (tmp_path / "out").read_bytes() == b"hello"
+    assert sys.stdout is unbuffered
+    for held in (unbuffered, streams[0]):
+        print("it is open still", file=held)
 
 
 def test_what_the_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

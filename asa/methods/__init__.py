@@ -130,9 +130,11 @@ def groups_unread(name: str) -> set[str]:
     return {field.name for field in dataclasses.fields(MethodsConfig)}.difference(groups_read(name))
 
 
-def flags_unread(argv: Sequence[str], names: Collection[str]) -> list[str]:
-    """Of a command's flags those of settings that none of these methods reads, such as --smart.ascents. Files are not
-    asked: one is for the runs of several methods."""
+def flags_unread(argv: Sequence[str], names: Collection[str] | None) -> list[str]:
+    """Of a command's flags those of settings that none of these methods reads, such as --smart.ascents; none where
+    there are no methods, which is refused elsewhere. Files are not asked: one is for the runs of several methods."""
+    if not names:
+        return []
     unread = set[str].intersection(*map(groups_unread, names))
     flags = (part.partition("=")[0] for part in argv if part.startswith("--"))
     return [flag for flag in dict.fromkeys(flags) if flag[2:].partition(".")[0] in unread]

@@ -315,7 +315,7 @@ def test_flags_of_other_methods_are_told_each_once() -> None:
     argv = ["--asa.tau=0.2", "--smart.ascents", "2", "--smart.ascents=1", "--freelb", "x.yaml", "--lr", "pgd.steps"]
     assert flags_unread(argv, ["asa"]) == ["--smart.ascents", "--freelb"]
     assert flags_unread(argv, ["vanilla", "asa_freelb"]) == ["--smart.ascents"]
-    assert flags_unread(argv, ["asa", "mine:build"]) == []
+    assert flags_unread(argv, ["asa", "mine:build"]) == flags_unread(argv, []) == flags_unread(argv, None) == []
 
 
 def test_a_method_from_outside_may_read_every_group() -> None:

@@ -324,6 +324,14 @@ def test_a_patch_of_a_class_that_is_taken_back_leaves_the_kernels(taken: list[in
     assert len(taken) == LAYERS
 
 
+def test_a_model_that_came_attached_comes_to_the_kernel(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = attached()
+    of_torch = {kind: PLAIN[kind] for kind in PLAIN if kind is not GELUActivation}
+    monkeypatch.setattr("asa.forwards.PLAIN", of_torch)  # as in a process that has not attached
+    outputs(model)
+    assert len(taken) == LAYERS
+
+
 def test_a_forward_of_ones_own_stays(taken: list[int]) -> None:
     model: Any = tiny("bert").to(DEVICE)  # type: ignore[arg-type]
     bend = model.base_model.encoder.layer[0].intermediate
