@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-# N rows, W width; R rows of one tile, C columns of it; S shares of the rows
+# N rows, W width; R rows of one tile, C columns of it
 
 CHANGING = ("rows",)  # from batch to batch; worth no compilation
 

@@ -27,6 +27,7 @@ from tests.asa.conftest import LAYERS, LENGTH, ROWS, batch_for, gradients, tiny_
 from tests.asa.encoders import tiny
 from tests.asa.test_recompute import compiled_steps
 from tests.fused.oracle import DEVICE, SLOW_HERE, TOLERANCES, error
+from tests.fused.test_norms import hooked, without_bias
 
 activations: Any = pytest.importorskip("asa.fused.activations", reason="no Triton here")
 
@@ -230,10 +231,6 @@ def test_a_pass_that_is_none_of_ours_and_a_detached_model_are_theirs(taken: list
     assert not any("forward" in vars(part) for part in model.modules())
 
 
-def hooked(part: Any) -> None:
-    part.dense.register_forward_hook(lambda *_: None)
-
-
 def watched(part: Any) -> None:
     part.intermediate_act_fn.register_full_backward_hook(lambda *_: None)
 
@@ -253,10 +250,6 @@ def by_anothers_gelu(part: Any) -> None:
 def a_function(part: Any) -> None:
     del part.intermediate_act_fn
     part.intermediate_act_fn = F.gelu
-
-
-def without_bias(part: Any) -> None:
-    part.dense.bias = None
 
 
 def wrapped(part: Any) -> None:
