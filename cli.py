@@ -19,7 +19,21 @@ from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict
 from asa.errors import RequestError, WorkError
-from keys import Loader, Misread, as_yaml, entry, keys_of, names_of, refuse_nested, sequences, told, type_of
+from keys import (
+    Loader,
+    Misread,
+    as_list,
+    as_yaml,
+    entry,
+    keys_of,
+    names_of,
+    quoted,
+    refuse_deep,
+    refuse_nested,
+    sequences,
+    told,
+    type_of,
+)
 from streams import Lasting, lasting_output
 
 T = TypeVar("T")
@@ -75,6 +89,7 @@ def given(
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
     if {"-h", "--help"}.intersection(argv):
         argv = ["--help"]  # whatever else is wrong
+    refuse_deep(argv)
     arguments = _bracketed(cls, _files_first(cls, _with_entries(_named(cls, list(argv), positional))))
     _refuse_sixties(cls, arguments)
     _refuse_misread(cls, arguments)
@@ -156,9 +171,9 @@ def _bracketed(cls: Any, argv: list[str]) -> list[str]:
     for index in range(1, len(split)):
         element = flags.get(split[index - 1])
         if element is not None and not split[index].startswith("[") and split[index] not in NULLS:
-            split[index] = _as_list(split[index], element)
+            split[index] = as_list(split[index], element)
         elif element is str:
-            split[index] = _quoted(split[index])
+            split[index] = quoted(split[index])
     return split
 
 
@@ -206,23 +221,6 @@ def _dotted(cls: Any, argv: list[str]) -> list[str]:
     dots = re.compile(rf"(--(?:{names})\.)([^=]+)(.*)", re.DOTALL)
     found = ((dots.fullmatch(part) if names else None, part) for part in argv)
     return [match[1] + match[2].replace(".", DOT) + match[3] if match else part for match, part in found]
-
-
-def _quoted(text: str) -> str:
-    """A list of YAML with every element as text, `no` and `1` too; another thing as it is."""
-    try:
-        read = yaml.load(text, Loader=yaml.BaseLoader)
-    except yaml.YAMLError:
-        return text
-    flat = isinstance(read, list) and all(isinstance(part, str) for part in read)
-    return as_yaml(read) if flat else text
-
-
-def _as_list(value: str, element: Any) -> str:
-    """Text is quoted, lest YAML makes a comment of `#1` and a truth of `no`."""
-    if element is Path:
-        return as_yaml([value])
-    return as_yaml([part.strip() for part in value.split(",")]) if element is str else f"[{value}]"
 
 
 def main(

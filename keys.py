@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -16,6 +17,7 @@ from asa.config import did_you_mean
 from asa.errors import RequestError
 
 MERGE = "tag:yaml.org,2002:merge"
+DEEPEST = 50  # brackets in brackets of a flag; its parser takes some hundred, with a stack of Python calls for each
 
 
 class Misread(ValueError):
@@ -186,6 +188,30 @@ def refuse_nested(name: object, read: Any) -> None:
     """Raises RequestError for keys that send the parser on to another file, which nobody has checked."""
     if isinstance(read, dict) and "config" in read:
         raise RequestError(f"{name} has the key 'config', which is the command line's; give --config once more instead")
+
+
+def refuse_deep(arguments: Sequence[str]) -> None:
+    """Raises RequestError for brackets in brackets that no key needs and no parser gets through."""
+    for part in arguments:
+        if max(accumulate((mark in "[{") - (mark in "]}") for mark in part), default=0) > DEEPEST:
+            raise RequestError(f"{part[:30]}... has more than {DEEPEST} brackets in brackets; mend that flag's value")
+
+
+def quoted(text: str) -> str:
+    """A list of YAML with every element as text, `no` and `1` too; another thing as it is."""
+    try:
+        read = yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return text
+    flat = isinstance(read, list) and all(isinstance(part, str) for part in read)
+    return as_yaml(read) if flat else text
+
+
+def as_list(value: str, element: Any) -> str:
+    """Text is quoted, lest YAML makes a comment of `#1` and a truth of `no`."""
+    if element is Path:
+        return as_yaml([value])
+    return as_yaml([part.strip() for part in value.split(",")]) if element is str else f"[{value}]"
 
 
 def sequences(cls: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from asa import manifest
 from asa.errors import RequestError, WorkError
 from data_prep.assets import ASSETS, TEXT_CREDIT
-from data_prep.text import sound, title_key, write_jsonl
+from data_prep.text import sound, text_key, title_key, write_jsonl
 
 TASK = "wikipedia-topics"
 NO_TOPIC = "Uncategorized"
@@ -69,11 +69,15 @@ def tested(leads: list[Lead]) -> list[Lead]:
 
 
 def write_task(leads: list[Lead], source: dict[str, str], folder: Path) -> dict[str, int]:
-    """Write SPLIT.jsonl (id, text, label), task.json and, last, the manifest. Returns the rows of each split.
+    """Write SPLIT.jsonl (id, text, label), task.json and, last, the manifest. Returns the rows of each split. Of leads
+    with one text, white space aside, the first alone is a row: another split's would have been seen in training.
 
     Raises: WorkError for leads that make no task: of fewer than two topics, or without any in a split.
     """
-    members = {split: [lead for lead in leads if split_of(lead) == split] for split in SPLITS}
+    firsts = dict[int, Lead]()
+    for lead in filter(split_of, leads):
+        firsts.setdefault(text_key(lead.text), lead)
+    members = {split: [lead for lead in firsts.values() if split_of(lead) == split] for split in SPLITS}
     labels = sorted({lead.topic for inside in members.values() for lead in inside})
     if len(labels) < 2 or not all(members.values()):
         found = ", ".join(f"{split} {len(inside)}" for split, inside in members.items())

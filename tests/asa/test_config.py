@@ -187,6 +187,16 @@ def test_a_value_of_another_type_is_told_in_plain_words_with_its_flag(
     assert refused(["--folder", "x", *flags], capsys) == f"error: {line}"
 
 
+@pytest.mark.parametrize("flag", ["--seeds", "--count=", "--names.a", "--config", "--config="])
+@pytest.mark.parametrize("bracket", ["[", "{a: "])
+def test_a_value_of_brackets_without_end_is_refused_before_a_parser_fails_in_them(flag: str, bracket: str) -> None:
+    given = [flag + 3000 * bracket] if flag.endswith("=") else [flag, 3000 * bracket]
+    with pytest.raises(RequestError, match=r"\.\.\. has more than 50 brackets in brackets; mend that flag's value$"):
+        parse(Outer, ["--folder", "x", *given], "prog")
+    shallow = 25 * "[[]," + "0"
+    assert parse(Outer, ["--folder", shallow], "prog").folder == Path(shallow)
+
+
 @pytest.mark.parametrize("content", [b"a: \xff\n", b"", b"- 1\n", b"a: [\n"])
 @pytest.mark.parametrize("flag", ["--config {}", "--config={}", "--config {}:entry"])
 def test_a_config_that_is_no_yaml_of_keys_is_refused_by_its_name(content: bytes, flag: str, tmp_path: Path) -> None:

@@ -40,6 +40,17 @@ def test_task_files(leads: Path, tmp_path: Path) -> None:
     assert all(row["text"].startswith("lead ") for row in rows)
 
 
+def test_leads_of_one_text_are_one_row_so_that_no_split_holds_what_another_does(tmp_path: Path) -> None:
+    texts = [f"lead  {n % 60}" if n < 60 else f"lead {n % 60}" for n in range(120)]
+    leads = [Lead(f"Title {n}", text, "Arts" if n < 60 else "Rivers") for n, text in enumerate(texts)]
+    leads += [Lead(f"More {n}", f"more {n}", "Rivers") for n in range(20)]
+    counts = module.write_task(leads, {}, tmp_path / "task")
+    found = [path.read_text().splitlines() for path in sorted((tmp_path / "task").glob("*.jsonl"))]
+    titles = [json.loads(line)["id"] for lines in found for line in lines]
+    assert sum(counts.values()) == 80
+    assert set(titles) == {lead.title for lead in [*leads[:60], *leads[120:]]}
+
+
 def test_dev_and_test_articles_are_kept_out_by_any_spelling_of_their_title(leads: Path) -> None:
     loaded = module.load(leads)
     banned = {lead.title for lead in loaded if split_of(lead) in ("dev", "test")}
@@ -59,7 +70,7 @@ def test_dev_and_test_articles_are_kept_out_by_any_spelling_of_their_title(leads
 )
 def test_leads_that_make_no_task(topics: set[str], told: str, tmp_path: Path) -> None:
     names = sorted(topics)
-    leads = [Lead(f"Title {n}", "x", names[n % len(names)]) for n in range(1, 3 if len(names) == 2 else 80)]
+    leads = [Lead(f"Title {n}", f"lead {n}", names[n % len(names)]) for n in range(1, 3 if len(names) == 2 else 80)]
     with pytest.raises(WorkError, match=rf"the leads make no task \({told}\); give more"):
         module.write_task(leads, {}, tmp_path / "task")
     assert not (tmp_path / "task").exists()
