@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 STEP, REST = "step", "rest"
+WORK = {"pretrain": "pretrain.process", "finetune": "finetune.sweep"}
 # Where the functions of each part are looked up when they are called. A name that is gone ends the benchmark.
 PARTS: dict[str, dict[str, list[str]]] = {
     "pretrain": {
@@ -24,7 +25,7 @@ PARTS: dict[str, dict[str, list[str]]] = {
             "pretrain.data.Batches.step",
         ],
         "model": ["pretrain.objective.MaskedLM.build"],
-        "engine": ["pretrain.__main__.dist.init", "pretrain.run.DeepSpeedEngine"],
+        "engine": ["pretrain.process.dist.init", "pretrain.run.DeepSpeedEngine"],
         "evaluation": ["pretrain.loop._evaluate_and_log"],
         "checkpoint": ["pretrain.loop._save"],
         STEP: ["pretrain.loop.update"],
@@ -102,8 +103,7 @@ def watch(clock: Clock, part: str, place: str) -> None:
 def main(stage: str, file: Path, flags: list[str]) -> None:
     clock = Clock()
     entry = importlib.import_module(f"{stage}.__main__")
-    if stage == "finetune":  # whose commands import what they need when they are given
-        importlib.import_module("finetune.sweep")
+    importlib.import_module(WORK[stage])  # which the command would import when it is given
     clock.switch(REST)
     for part, places in PARTS[stage].items():
         for place in places:

@@ -1,78 +1,21 @@
-"""python -m pretrain run | export. `run` is what `python -m launch pretrain` starts in every process."""
+"""python -m pretrain run | export. A command loads what it needs, which takes seconds: --help does not wait for it."""
 
-import cli  # first: it tells Ctrl-C in a line, also during the other imports, which take seconds
-
-# isort: split
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 
-import torch
-
-from asa import dist
-from asa.errors import RequestError, WorkError
-from asa.methods import flags_unread
-from pretrain.config import PretrainConfig, check
-from pretrain.export import ExportConfig, export
-from pretrain.loop import train
-
-NEVER = timedelta(days=365)
+import cli
 
 
 def run(argv: list[str]) -> None:
     """Pre-train in this process, one of those the launcher started (or the only one)."""
-    request = cli.parse(PretrainConfig, argv, "python -m pretrain run")
-    launched = "RANK" in os.environ
-    cuda = torch.cuda.is_available()
-    if (unread := flags_unread(argv, [request.method])) and not rank():
-        print(f"note: method {request.method} does not read {', '.join(unread)}", flush=True)
-    with told_on_each_machine():
-        check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
-    # DeepSpeed asks for it even where no launcher has set it.
-    os.environ.setdefault("LOCAL_RANK", "0")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    if request.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS refuses, and it is read once
-        torch.use_deterministic_algorithms(True)
-    # Longer than the watchdog's: it names the rank at fault, a collective that times out does not.
-    timeout = timedelta(seconds=2 * request.hang_timeout + 60) if request.hang_timeout else NEVER
-    with told_on_each_machine():
-        dist.init(cuda, launched, timeout)
-    try:
-        with dist.loss_told():
-            stopped = train(request, device)
-    except dist.RankLost as error:
-        if rank():  # rank 0's is printed in any case, and it may be the one that is gone
-            print(f"error on rank {rank()}: {error}", file=sys.stderr, flush=True)
-        raise
-    finally:
-        dist.close()
-    if stopped and not launched:  # a launcher answers for its ranks, which have to end in order
-        sys.exit(128 + stopped)
+    from pretrain import process
 
-
-@contextmanager
-def told_on_each_machine() -> Iterator[None]:
-    """Inside, an error is told by the first process of each machine, since rank 0's may find all in order."""
-    try:
-        yield
-    except (RequestError, WorkError) as error:
-        if rank() and os.environ.get("LOCAL_RANK") == "0":
-            print(f"error on rank {rank()}: {error}", file=sys.stderr)
-        raise
-
-
-def rank() -> int:
-    """Of this process; known before the ranks have met."""
-    return int(os.environ.get("RANK", "0"))
+    process.run(argv)
 
 
 def export_(argv: list[str]) -> None:
     """Write a checkpoint as a Hugging Face folder, logits parity asserted."""
+    from pretrain.export import ExportConfig, export
+
     request = cli.parse(ExportConfig, argv, "python -m pretrain export")
     cli.expect_no_gpu()
     difference = export(request)
@@ -81,4 +24,5 @@ def export_(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     # Ranks fail together and for the same reason: one of them says it.
-    cli.main({"run": run, "export": export_}, "pretrain", quiet="run" if rank() else "")
+    quiet = "" if os.environ.get("RANK", "0") == "0" else "run"
+    cli.main({"run": run, "export": export_}, "pretrain", quiet=quiet)

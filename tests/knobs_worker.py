@@ -16,7 +16,7 @@ from asa.config import from_dict, to_dict
 from data_prep.build import build
 from data_prep.config import BuildConfig
 from finetune.sweep import sweep
-from pretrain import __main__ as command
+from pretrain import process as command
 from pretrain.config import PretrainConfig
 from pretrain.loop import train
 from tests.data_prep.conftest import dump_xml, page_xml, prose

@@ -21,10 +21,10 @@ from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.random_mask import RandomMaskConfig
 from pretrain import export as export_module
 from pretrain import figures, loop
-from pretrain.__main__ import run as command
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
+from pretrain.process import run as command
 from pretrain.resume import inputs, newest, only_run
 from pretrain.run import build
 from tests.pretrain.conftest import losses, make_model

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from asa import dist
 from asa.methods import vanilla
-from pretrain.__main__ import run
 from pretrain.data import Batches
+from pretrain.process import run
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ def rank(number: int, port: int, config: str, out: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     import torch
 
-    from pretrain.__main__ import run
+    from pretrain.process import run
 
     torch.set_num_threads(1)  # imported already, it reads no variable; another number rounds otherwise
 
@@ -102,7 +102,7 @@ def wait_until_working(both: list[ForkServerProcess], record: Path, before: int 
 
 
 def test_a_hundred_kills_lose_nothing(request_: PretrainConfig, tmp_path: Path) -> None:
-    FORKS.set_forkserver_preload(["pretrain.__main__", "deepspeed"])
+    FORKS.set_forkserver_preload(["pretrain.process", "deepspeed"])
     chance = random.Random(0)
     config, calm, rough = tmp_path / "run.yaml", tmp_path / "calm", tmp_path / "rough"
     request = replace(request_, steps=STEPS, save_every=5, eval_every=STEPS, log_every=5)
