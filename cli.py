@@ -237,7 +237,9 @@ def main(
             _dispatch(commands, prog, list(sys.argv[1:] if argv is None else argv), quiet)
     except SystemExit as end:
         if not end.code and any(stream.full for stream in streams):
-            print("error: the disk was too full for the output; free some space and repeat it", file=sys.stderr)
+            why = "the disk was too full for the output, or its file larger than ulimit -f allows"
+            with lasting_output():  # it may be a stream that is full
+                print(f"error: {why}; mend that and repeat it", file=sys.stderr)
             sys.exit(1)
         raise
 

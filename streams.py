@@ -1,15 +1,19 @@
 """Output that outlives its reader: what is told of a run must not end it."""
 
+import errno
 import os
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from io import BufferedWriter, RawIOBase, TextIOWrapper
-from typing import Any, TextIO, TypeVar, cast
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
+from io import RawIOBase, TextIOWrapper
+from typing import Any, TextIO, TypeVar
 
 from asa.places import FULL
 
 T = TypeVar("T")
+
+CUT_OFF = (*FULL, errno.EFBIG)  # the last is a limit on a file's size
 
 
 class Lasting:
@@ -19,30 +23,49 @@ class Lasting:
     by_line: it is written out at the ends of lines, and not piece by piece."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = self._under = stream
+        self._stream = stream
         self.full = self.by_line = False
+        self._pieces = deque[str]()  # of a line; threads may add to it while it is written
 
     def collect(self) -> None:
-        """Write out lines where pieces would be: by a buffer, without which one may be written in part, unnoticed."""
-        raw: object = self._stream.buffer
-        if isinstance(raw, RawIOBase):
-            self.by_line = True
-            self._stream = TextIOWrapper(BufferedWriter(raw), self._stream.encoding, self._stream.errors)
+        """Write out lines where pieces would be. By nothing of Python's: what a signal interrupts would be kept there,
+        and keep a process from its end where nobody reads; and no thread may be in it when it goes."""
+        self.by_line = isinstance(self._stream.buffer, RawIOBase)
 
     def release(self) -> None:
-        """Undo `collect`, after a flush. Handlers of logs, say, still hold this and go on with what was under it."""
-        if self.by_line:
-            buffered, self._stream, self.by_line = self._stream, self._under, False
-            cast(BufferedWriter, cast(TextIOWrapper, buffered).detach()).detach()
+        """Undo `collect`, after a flush. Handlers of logs, say, still hold this and go on with what is under it."""
+        self.by_line = False
 
     def write(self, text: str) -> int:
-        count = self._or_lose(lambda: self._stream.write(text), len(text))
-        if self.by_line and text.endswith("\n"):
+        if not self.by_line:
+            return self._or_lose(lambda: self._stream.write(text), len(text))
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self._pieces.append(text)
+        if text.endswith("\n"):
             self.flush()
-        return count
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
+        if self._pieces:
+            self._or_lose(self._write_out, None)
         self._or_lose(self._stream.flush, None)
+
+    def _write_out(self) -> None:
+        pieces = list[str]()
+        with suppress(IndexError):
+            while True:
+                pieces.append(self._pieces.popleft())
+        left = memoryview("".join(pieces).encode(self._stream.encoding, self._stream.errors or "strict"))
+        while left:
+            count = self._stream.buffer.write(left)  # of a part, where a disk fills
+            if count is None:  # somebody has made it non-blocking meanwhile
+                os.set_blocking(self._stream.fileno(), True)
+            left = left[count or 0 :]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -51,24 +74,28 @@ class Lasting:
         try:
             return work()
         except OSError as error:
-            self.full |= error.errno in FULL
+            self.full |= error.errno in CUT_OFF
             # The descriptor itself, which C++ libraries and children share; what is buffered goes there as well.
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            if nowhere != (lost := self._stream.fileno()):  # as it is where that was closed
+                os.dup2(nowhere, lost)
+                os.close(nowhere)
             return instead
 
 
 @contextmanager
 def lasting_output() -> Generator[list[Lasting]]:
-    """Inside, stdout and stderr last, what their encoding lacks is written as escapes, and lines to 8 KiB are not mixed
+    """Inside, stdout and stderr last, what their encoding lacks is written as escapes, and lines to 4 KiB are not mixed
     with those of processes that write to the same place: under PYTHONUNBUFFERED, which containers set, a line's end
-    would come by itself. Gives the streams."""
+    would come by itself. What a parent has made non-blocking waits for its reader, or it would lose what a full pipe
+    does not take. Gives the streams."""
     before: dict[str, TextIO | None] = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     lasting = {name: Lasting(stream) for name, stream in before.items() if stream}  # None after `>&-`
     for name, stream in lasting.items():
         if isinstance(before[name], TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # no descriptor: a test's
+                os.set_blocking(stream.fileno(), True)
             stream.collect()
         setattr(sys, name, stream)
     try:

@@ -1,10 +1,14 @@
 """What a run tells may be lost; the run may not."""
 
 import errno
+import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Generator
 from io import BytesIO, FileIO, TextIOWrapper
 from pathlib import Path
@@ -40,8 +44,17 @@ def test_a_full_disk_is_no_success_of_what_prints() -> None:
     code = "import cli; cli.main({'show': lambda argv: print('found')}, 'prog', ['show'])"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        untold = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, check=False)
+    assert (done.returncode, done.stderr.count("\n"), untold.returncode) == (1, 1, 1)
     assert done.stderr.startswith("error: the disk was too full for the output")
+
+
+def test_no_more_is_a_file_that_reached_its_limit(tmp_path: Path) -> None:
+    code = "import cli; cli.main({'show': lambda argv: print('found ' * 1000)}, 'prog', ['show'])"
+    words = ["bash", "-c", f'ulimit -f 4; exec "{sys.executable}" -B -c "$0" > "{tmp_path}/out"', code]
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "larger than ulimit -f allows" in done.stderr
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -53,6 +66,77 @@ def test_a_line_is_written_at_once(unbuffered: str) -> None:
     subprocess.run([sys.executable, "-c", code], stdout=writer.fileno(), env=settings, check=True)
     writer.close()
     assert [reader.recv(100) for _ in "ab"] == [b"one\ntwo 3\n", b""]
+
+
+def test_unbuffered_each_line_is_told_when_it_ends() -> None:
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lines = "print('one'); print('two'); print('three', end=''); sys.stdout.writelines([' of', ' four\\n'])"
+    code = f"import sys; from streams import lasting_output\nwith lasting_output(): {lines}"
+    subprocess.run([sys.executable, "-u", "-c", code], stdout=writer.fileno(), check=True)
+    writer.close()
+    assert [reader.recv(100) for _ in "abcd"] == [b"one\n", b"two\n", b"three of four\n", b""]
+
+
+def test_a_thread_may_write_when_the_last_line_is_told() -> None:
+    """It was inside of what was taken apart: a segmentation fault."""
+    code = (
+        "import sys, threading; from streams import lasting_output\n"
+        "def chat():\n while True: print('x', file=sys.stderr)\n"
+        "for _ in range(100):\n"
+        " with lasting_output():\n"
+        "  if not _: threading.Thread(target=chat, daemon=True).start()\n"
+        "  print('y')\n"
+    )
+    words = [sys.executable, "-u", "-c", code]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    assert (done.returncode, done.stdout) == (0, 100 * b"y\n")
+
+
+def test_a_signal_ends_what_waits_for_a_reader() -> None:
+    code = (
+        "import signal, sys, cli\n"
+        "signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))\n"
+        "def show(argv):\n while True: print('x' * 99)\n"
+        "cli.main({'show': show}, 'prog', ['show'])\n"
+    )
+    reader, writer = os.pipe()
+    room = fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
+    process = subprocess.Popen([sys.executable, "-u", "-c", code], stdout=writer, stderr=subprocess.DEVNULL)
+    try:
+        while unread_bytes(reader) <= room - 4096:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        os.close(reader)
+        os.close(writer)
+
+
+def unread_bytes(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, b"0000"), sys.byteorder)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_does_not_block_loses_nothing_while_it_is_full(unbuffered: str) -> None:
+    code = "import cli; cli.main({'show': lambda argv: [print(n, 'x' * 99) for n in range(2000)]}, 'prog', ['show'])"
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    settings = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=writer, env=settings)
+    room = fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
+    os.close(writer)
+    while unread_bytes(reader) <= room - 8192:
+        time.sleep(0.01)
+    with open(reader, "rb") as told:
+        assert told.read() == b"".join(b"%d %s\n" % (n, 99 * b"x") for n in range(2000))
+    assert process.wait(60) == 0
+
+
+def test_a_descriptor_may_be_closed_meanwhile() -> None:
+    code = "import os; from streams import lasting_output\nwith lasting_output(): os.close(1); print('nowhere')"
+    subprocess.run([sys.executable, "-u", "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 class Filling(FileIO):

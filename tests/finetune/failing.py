@@ -1,4 +1,5 @@
-"""A method that fails at its third pass on one rank, by `outside`: rank, and what (memory, work, bug)."""
+"""A method that fails at its third pass on one rank, by `outside`: rank, and what (memory, work, bug), or nan, and the
+rank's next predictions are not finite."""
 
 from typing import Any
 
@@ -10,12 +11,24 @@ from asa.engine import Engine
 from asa.errors import WorkError
 from asa.methods import At, MethodsConfig
 from asa.methods.vanilla import Vanilla
+from finetune import loop
+from finetune.predictions import Predictions
 
 ERRORS: dict[str, Any] = {
     "memory": lambda: torch.OutOfMemoryError("CUDA out of memory"),
     "work": lambda: WorkError("something is damaged"),
     "bug": lambda: KeyError("a bug"),
 }
+
+
+predict = loop.predict
+
+
+def spoiled(*given: Any) -> Predictions:
+    """Once."""
+    loop.predict = predict
+    found = predict(*given)
+    return found._replace(logits=[row * float("nan") for row in found.logits])
 
 
 class Failing(Vanilla):
@@ -26,5 +39,7 @@ class Failing(Vanilla):
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, torch.Tensor]:
         self.passes_made += 1
         if self.passes_made == 3 and dist.rank() == self.rank:
-            raise ERRORS[self.what]()
+            if self.what != "nan":
+                raise ERRORS[self.what]()
+            loop.predict = spoiled
         return super().backward(engine, batch, at)

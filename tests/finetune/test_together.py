@@ -26,10 +26,10 @@ HERE = "127.0.0.1"
 VARIABLES = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": HERE, "OMP_NUM_THREADS": "1"}
 
 
-def together(make: Make, tmp_path: Path, what: str, **changes: Any) -> tuple[list[int], list[str], Path]:
+def together(make: Make, tmp_path: Path, what: str, rank: int = 1, **changes: Any) -> tuple[list[int], list[str], Path]:
     """Exit codes and errors of both ranks, and the folder of the runs."""
     out = tmp_path / "shared"
-    outside = {"rank": 1, "what": what}
+    outside = {"rank": rank, "what": what}
     save_yaml(make(methods=[FAILING, "vanilla"], outside=outside, out=out, **changes), tmp_path / "request.yaml")
     # The ranks meet in this process, as they do in torch's launcher, so that nobody can take the port before they do.
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
@@ -37,8 +37,8 @@ def together(make: Make, tmp_path: Path, what: str, **changes: Any) -> tuple[lis
     variables = {**os.environ, **VARIABLES, **meeting}
     command = [sys.executable, "-m", "finetune", "run", "--config", str(tmp_path / "request.yaml")]
     ranks = []
-    for rank in ("0", "1"):
-        own = {**variables, "RANK": rank, "LOCAL_RANK": rank}
+    for number in ("0", "1"):
+        own = {**variables, "RANK": number, "LOCAL_RANK": number}
         ranks.append(subprocess.Popen(command, env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     try:
         errors = [process.communicate(timeout=300)[1] for process in ranks]
@@ -54,6 +54,17 @@ def test_full_memory_on_one_rank_ends_the_run_alone(make: Make, tmp_path: Path) 
     assert codes == [1, 1], errors
     assert f"1 of 2 runs failed (colours/tiny-{FAILING}-0); the first: rank 1: {FULL}" in errors[0]
     assert events(out, f"tiny-{FAILING}-0")[-1] == {"event": "failed", "step": 3, "error": f"rank 1: {FULL}"}
+    assert events(out, "tiny-vanilla-0")[-1]["event"] == "end"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_prediction_that_is_not_finite_on_one_rank_ends_the_run_alone(rank: int, make: Make, tmp_path: Path) -> None:
+    codes, errors, out = together(make, tmp_path, "nan", rank)
+    assert codes == [1, 1], errors
+    told = f"tiny-{FAILING}-0: a prediction is not finite; lower --optim.lr"
+    assert [told in error for error in errors] == [True, False]
+    assert events(out, f"tiny-{FAILING}-0")[-1]["event"] == "failed"
     assert events(out, "tiny-vanilla-0")[-1]["event"] == "end"
 
 
