@@ -59,13 +59,15 @@ class DeepSpeedEngine(Passes):
         else:
             self._adam = build_optimizer(module, optim)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
-        if zero == 2 and precision != "fp32" and not offload:
+        # DeepSpeed's own ways with gradients, one parameter after another.
+        singly = precision == "fp32" or offload
+        if zero == 2 and not singly:
             at_once(self._optimizer)
         self._norms = PartNorms(self._adam, partitioned=zero > 0)
         start(self._adam, self._updated())
         if zero in (1, 2):
             self._optimizer._lazy_init_hp_params_optimizer_state()
-        self._order = _Order(self._optimizer, module) if zero == 2 and dist.world() > 1 else None
+        self._order = _Order(self._optimizer, module) if zero == 2 and singly and dist.world() > 1 else None
         self._update_scale = None
         if precision == "fp16":
             # DeepSpeed changes the scale between the check of the gradients and their division by it.

@@ -4,7 +4,7 @@ BERT-base has two hundred of them, and DeepSpeed makes some twenty launches of e
 works 38 of a step's 99 ms (LAB.md, 2026-11-27). Gradients stay until a pass ends, and are joined then, some at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,32 +14,45 @@ from torch import Tensor, nn
 from asa import dist
 from asa.optim import norm_of
 
-PIECE = 2**24  # numbers, or those of one parameter, that are copied at a time
+PIECE = 2**24  # numbers that are joined, and sent to the ranks that sum them, at a time
+
+
+class Part(NamedTuple):
+    """Numbers of one parameter in a row, from `start` on, or zeros where it is nobody's."""
+
+    size: int
+    owner: nn.Parameter | None = None
+    start: int = 0
+
+
+class Piece(NamedTuple):
+    """size: how many numbers of the sums of this rank. parts: as many of each rank's, one rank's after another's."""
+
+    size: int
+    parts: list[Part]
 
 
 class Layout(NamedTuple):
-    """What lies side by side in the sums of a group of parameters: how many numbers, and whose; nobody's are zeros.
+    """What lies side by side in the sums of a group of parameters, of which every rank has an equal share.
 
-    pieces: parts that are joined at a time. kind: what DeepSpeed keeps the sums in, made of a list of tensors and of
-    what these are parts of.
+    kind: what DeepSpeed keeps the sums in, made of a list of tensors and of what these are parts of.
     """
 
-    pieces: list[list[tuple[int, nn.Parameter | None]]]
+    pieces: list[Piece]
     kind: Callable[[list[Tensor], Tensor], Any]
 
 
 def at_once(optimizer: Any) -> None:
     """Change DeepSpeed's optimizer of stage 2, in half precision and without offload: one norm of all gradients, which
-    also tells whether they are finite; and where this process is the only one, one sum per group of parameters after
-    each backward pass. Gradients of several processes stay DeepSpeed's to reduce. fp32 stays DeepSpeed's altogether."""
+    also tells whether they are finite; and one sum per group of parameters after each backward pass, over the ranks in
+    pieces that are alike on all of them, in whichever order gradients came. fp32 stays DeepSpeed's altogether."""
     optimizer.check_overflow = _left_to_the_norm
     optimizer.scaled_global_norm = partial(_norm, optimizer)
-    if dist.world() == 1:
-        for hook in optimizer._grad_acc_hooks:
-            hook.remove()
-        optimizer._grad_acc_hooks.clear()
-        layouts = [_layout(optimizer, group) for group in range(len(optimizer.bit16_groups))]
-        optimizer.independent_gradient_partition_epilogue = partial(_collect, optimizer, layouts)
+    for hook in optimizer._grad_acc_hooks:
+        hook.remove()
+    optimizer._grad_acc_hooks.clear()
+    layouts = [_layout(optimizer, group) for group in range(len(optimizer.bit16_groups))]
+    optimizer.independent_gradient_partition_epilogue = partial(_collect, optimizer, layouts)
 
 
 def _left_to_the_norm(partition_gradients: bool = True) -> None:
@@ -54,36 +67,57 @@ def _norm(optimizer: Any) -> Tensor:
 
 
 def _layout(optimizer: Any, group: int) -> Layout:
-    parameters = iter(optimizer.params_in_partition[group])
-    made = optimizer._build_compact_grad_partition_buffer(group)
-    parts = [(part.numel(), None if getattr(part, "_zero_padding", False) else next(parameters)) for part in made]
-    pieces: list[list[tuple[int, nn.Parameter | None]]] = []
-    for part in parts:
-        if not pieces or sum(size for size, _ in pieces[-1]) + part[0] > PIECE:
-            pieces.append([])
-        pieces[-1].append(part)
-    return Layout(pieces, type(made))
+    share, step = int(optimizer.partition_size[group]), max(1, PIECE // dist.world())
+    places, owners = optimizer.round_robin_bit16_offsets[group], optimizer.round_robin_bit16_groups[group]
+    row = list(zip(places, owners, strict=True))
+    pieces = list[Piece]()
+    for begin in range(0, share, step):
+        size = min(step, share - begin)
+        starts = (rank * share + begin for rank in range(dist.world()))
+        pieces.append(Piece(size, [part for start in starts for part in _between(row, start, start + size)]))
+    return Layout(pieces, type(optimizer._build_compact_grad_partition_buffer(group)))
+
+
+def _between(row: Sequence[tuple[int, nn.Parameter]], start: int, stop: int) -> Iterator[Part]:
+    """What lies there of parameters, each with its place in the row of all."""
+    for place, owner in row:
+        first, last = max(place, start), min(place + owner.numel(), stop)
+        if first < last:
+            if start < first:
+                yield Part(first - start)
+            yield Part(last - first, owner, first - place)
+            start = last
+    if start < stop:
+        yield Part(stop - start)
 
 
 def _collect(optimizer: Any, layouts: Sequence[Layout]) -> None:
     """After a backward pass: add the model's gradients to the fp32 sums, and let go of them."""
     for group, layout in enumerate(layouts):
-        sizes = [sum(size for size, _ in piece) for piece in layout.pieces]
+        sizes = [piece.size for piece in layout.pieces]
         sums = optimizer.averaged_gradients.get(group)
         if first := sums is None:
             dtype = optimizer.gradient_accumulation_dtype
             whole = torch.empty(sum(sizes), dtype=dtype, device=optimizer.device)
             sums = layout.kind([whole], whole)
         for place, piece in zip(sums.flat_partition.split(sizes), layout.pieces, strict=True):
-            new = torch.cat([_gradient(size, p, optimizer) for size, p in piece])
+            new = _over_ranks(torch.cat([_gradient(part, optimizer) for part in piece.parts]))
             place.copy_(new) if first else place.add_(new)
         optimizer.averaged_gradients[group] = sums  # now that it is whole: memory may end before
     optimizer._clear_param_grad_only()
     optimizer._epilogue_ran_this_backward = True
 
 
-def _gradient(size: int, p: nn.Parameter | None, optimizer: Any) -> Tensor:
+def _gradient(part: Part, optimizer: Any) -> Tensor:
     """In a row; zeros of what has none."""
-    if p is None or p.grad is None:
-        return torch.zeros(size, dtype=optimizer.dtype, device=optimizer.device)
-    return p.grad.flatten()
+    if part.owner is None or part.owner.grad is None:
+        return torch.zeros(part.size, dtype=optimizer.dtype, device=optimizer.device)
+    return part.owner.grad.flatten()[part.start : part.start + part.size]
+
+
+def _over_ranks(gradients: Tensor) -> Tensor:
+    """This rank's share of their mean over ranks, in fp32: in half precision each rank's would be rounded against all
+    before it. Of a single process itself."""
+    if dist.world() == 1:
+        return gradients
+    return dist.shared_sum(gradients.float().div_(dist.world()))

@@ -259,7 +259,14 @@ MUTATIONS = (
         "fused/test_norms.py::test_a_part_that_somebody_has_changed_or_watches_is_left_to_torch",
     ),
     Mutation(
-        "further pieces of a single process's gradients take the place of earlier passes'",
+        "several ranks' gradients are summed, where a mean was promised to DeepSpeed",
+        "zero_at_once.py",
+        ".div_(dist.world())",
+        "",
+        "precision/test_matrix.py::test_two_ranks_whose_gradients_are_summed_at_once_do_so_as_well",
+    ),
+    Mutation(
+        "further pieces of gradients take the place of earlier passes'",
         "zero_at_once.py",
         "place.copy_(new) if first else place.add_(new)",
         "place.copy_(new)",

@@ -76,6 +76,9 @@ THIN = (
 )
 """Every pair of settings once."""
 
+AT_ONCE = (Case(2, False, "bf16", 2, False), Case(0, False, "fp16", 1, True), Case(1, False, "bf16", 1, True))
+"""Where several ranks' gradients are summed at once."""
+
 
 def with_references(cases: Iterable[Case]) -> list[Case]:
     return [*dict.fromkeys(case.reference for case in cases), *cases]
@@ -242,13 +245,13 @@ def main(out: Path, which: str) -> None:
     let_cpu_do_fp16()
     piece, zero_at_once.PIECE = zero_at_once.PIECE, 2000  # several of them, as a real model has
     torch_dist.init_process_group("gloo")
-    found = run_all(every() if which == "every" else THIN, out)
+    found = run_all({"every": every(), "thin": THIN, "at once": AT_ONCE}[which], out)
     results = {case.name: result for case, result in found.items()}
-    if dist.world() == 1:
+    if which == "thin":
         for stage in (0, 2, 3):
             results[f"scale-{stage}"] = growing(stage) | {"lowest": lowest(stage)}
-        zero_at_once.PIECE = piece
-        results["operations"] = operations(2)
+    zero_at_once.PIECE = piece
+    results["operations"] = operations(2)
     if dist.is_main():
         (out / "results.json").write_text(json.dumps(results))
     dist.close()  # a process that ends without it is now and then aborted by gloo's threads
