@@ -221,9 +221,16 @@ def finished(path: Path) -> bool:
 
 
 def numbers(terms: Mapping[str, Tensor]) -> dict[str, Value]:
-    """Tensors on any device as plain numbers: the log line's one wait for the device."""
+    """Tensors on any device as plain numbers: the log line's one wait for the device.
+
+    Raises: RequestError for masked_share of more than 1, as a method of one's own may add it up.
+    """
     tensors: Mapping[str, Any] = terms
-    return {name: value.tolist() for name, value in tensors.items()}
+    found = {name: value.tolist() for name, value in tensors.items()}
+    if (most := max(found.get("masked_share", [0.0]))) > 1.001:
+        why = "terms are added up over micro-batches and processes; divide the sum over rows by batch.total_rows"
+        raise RequestError(f"masked_share = {most:.4g}, which is no share of pairs: {why}")
+    return found
 
 
 def processor() -> str:

@@ -69,7 +69,10 @@ def read_hostfile(path: Path) -> dict[str, int]:
     if not path.is_file():
         raise RequestError(f"no file {path}; set --hostfile")
     slots: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+    text = path.read_text(errors="replace")
+    if text.startswith("\ufeff"):  # DeepSpeed, which reads the file again, would take it for a part of the name
+        raise RequestError(f"{path} begins with a byte order mark; save it as UTF-8 without one")
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = LINE.fullmatch(line.strip())

@@ -131,11 +131,12 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
     for split, rows in facts["rows"].items():
         if not rows:
             raise RequestError(f"{config.data} has no {split} row; build it from more text or with another --heldout")
+    hf.check_model(config.model, "--model", facts["length"])
+    _check_tokenizer(config, facts)  # another's has another number of ids as well
     hf.check_model(config.model, "--model", facts["length"], facts["vocab_size"])
     limits.check_depth(method, hf.read_config(config.model).num_hidden_layers)
     if config.activation_checkpointing and not family(hf.read_config(config.model).model_type).recomputes:
         raise RequestError(f"{config.model} knows no activation checkpointing; set --activation_checkpointing false")
-    _check_tokenizer(config, facts)
     if config.masking != "token":
         word_starts(config.data / "tokenizer", facts["vocab_size"])
     if config.objective == "rtd" and config.rtd.generator is not None:

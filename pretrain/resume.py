@@ -22,6 +22,8 @@ FREE = ("out", "log_every", "eval_every", "save_every", "keep", "data", "model",
 FREE += ("hang_timeout", "wandb")
 # Nor do these, but by rounding and, where micro_batch changes, by which places dropout zeroes.
 FREE += ("zero", "offload", "micro_batch", "activation_checkpointing", "rtd.generator", "random_mask.schedule")
+# Inputs that have no flag of their own.
+CONTENTS = {"method_sha256": "file of the method", "schedule_sha256": "content of random_mask.schedule"}
 ANEW = "the rows are the same, what is drawn (as dropout) is drawn anew"
 
 
@@ -45,7 +47,8 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     own, known = inputs(config), facts["inputs"]
     different += [name for name in own | known if own.get(name) != known.get(name) and name not in different]
     if different:
-        had = ", ".join(dict.fromkeys(f"{flag_of(key)} {_shown(facts, key)}".strip() for key in different))
+        named = (CONTENTS.get(key) or f"{flag_of(key)} {_shown(facts, key)}".strip() for key in different)
+        had = ", ".join(dict.fromkeys(named))
         raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out")
     record.read(config.out / record.NAME)  # its damage is told here, before ranks are started that would tell it too
     for line in wrong:

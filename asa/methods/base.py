@@ -103,7 +103,7 @@ class Outside:
     taken for a method that does not help.
 
     Raises: RequestError where it lacks a part of the protocol; from backward for another number of backward passes,
-        for no loss and for terms that are no tensors.
+        for no loss, for terms that are no tensors and for other masked_share than one number a layer.
     """
 
     def __init__(self, name: str, method: Method) -> None:
@@ -126,12 +126,23 @@ class Outside:
             if not isinstance(value, Tensor):
                 had = type(value).__name__
                 raise RequestError(f"method {self._name} returned {term} as {had}; return its terms as tensors")
+        found = cast("dict[str, Tensor]", terms)
+        if "masked_share" in found:
+            self._check_shares(found["masked_share"], engine)
         if counted.backwards != self._method.passes:
             raise RequestError(
                 f"method {self._name} called engine.backward {counted.backwards} times for a micro-batch and says"
                 f" passes = {self._method.passes}; call it that often, or set its passes"
             )
-        return cast("dict[str, Tensor]", terms)
+        return found
+
+    def _check_shares(self, shares: Tensor, engine: Engine) -> None:
+        layers: int = engine.module.model.config.num_hidden_layers
+        if shares.shape != (layers,):
+            raise RequestError(
+                f"method {self._name} returned masked_share of shape {list(shares.shape)}; return one number for each"
+                f" of the {layers} layers"
+            )
 
 
 class _Counted:

@@ -10,8 +10,9 @@ import pytest
 import torch
 import yaml
 
+from asa import record
 from asa.errors import RequestError
-from asa.methods import METHODS, At, MethodsConfig, limits
+from asa.methods import METHODS, At, MethodsConfig, base, limits
 from asa.methods.asa_sparse import ASASparse, ASASparseConfig
 from cli import parse
 from finetune.config import FinetuneConfig
@@ -89,6 +90,23 @@ def test_other_backward_passes_than_it_says_are_refused(
     said = f"method sign_step:Sign called engine.backward {backwards} times .* passes = {passes};"
     with pytest.raises(RequestError, match=said):
         built.backward(engine, tiny_batch("classification"), At(0, 0))
+
+
+def test_masked_shares_that_are_none_are_refused(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shares(count: int) -> Any:
+        made = METHODS[method](MethodsConfig())
+        kept = {"loss": torch.zeros(()), "masked_share": torch.ones(count)}
+        monkeypatch.setattr(sys.modules["sign_step"].Sign, "backward", lambda self, engine, *_: kept)
+        monkeypatch.setattr(sys.modules["sign_step"].Sign, "passes", 0)
+        return made.backward(tiny_engine(tiny_module("classification")), tiny_batch("classification"), At(0, 0))
+
+    with pytest.raises(RequestError, match=r"method sign_step:Sign returned masked_share of shape \[5\]; .* 2 layers$"):
+        shares(5)
+    terms = shares(2)
+    assert record.numbers(terms)["masked_share"] == [1, 1]
+    base.add(terms, shares(2))  # as over two micro-batches
+    with pytest.raises(RequestError, match=r"^masked_share = 2, .*divide the sum over rows by batch\.total_rows$"):
+        record.numbers(terms)
 
 
 def test_one_that_was_put_into_the_registry_by_hand_is_held_to_its_word_too(

@@ -61,6 +61,7 @@ WRONG = {
     "no such shards": Wrong(["--data", "nowhere"], 2, "--data"),
     "unfinished shards": Wrong(["--data", "BAD/unfinished"], 2, "has no manifest.json"),
     "another tokenizer": Wrong(["--model", "BAD/other-words"], 2, "another tokenizer"),
+    "another tokenizer of fewer words": Wrong(["--model", "BAD/fewer-words"], 2, "another tokenizer"),
     "unsupported family": Wrong(["--model", "BAD/family"], 2, "gpt2"),
     "no weights": Wrong(["--model", "BAD/no-weights"], 2, "has no weights"),
     "unequal shares": Wrong(["--global_batch", "7", "--nproc", "2"], 2, "set --global_batch"),
@@ -68,6 +69,7 @@ WRONG = {
     "no hostfile": Wrong(["--hostfile", "nowhere"], 2, "no file nowhere"),
     "hostfile without slots": Wrong(["--hostfile", "BAD/words"], 2, "line 2: 'one slots=many'"),
     "a machine twice": Wrong(["--hostfile", "BAD/twice"], 2, "line 3: 127.0.0.1 a second time"),
+    "a mark before the first machine": Wrong(["--hostfile", "BAD/marked"], 2, "begins with a byte order mark"),
     "hostfile of comments": Wrong(["--hostfile", "BAD/empty"], 2, "names no machine"),
     "hostfile and nproc": Wrong([*HOSTS, "--nproc", "1"], 2, "leave --nproc out"),
     "node beyond the hostfile": Wrong([*HOSTS, "--node_rank", "2"], 2, "allowed: 0 to 1"),
@@ -122,6 +124,8 @@ def bad(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (shutil.copytree(shards, folder / "unfinished") / manifest.NAME).unlink()
     flip_a_byte(next(shutil.copytree(shards, folder / "flipped").glob("train-*.arrow")))
     make_model(folder / "other-words", extra_words=3)
+    settings = shutil.copytree(folder / "other-words", folder / "fewer-words") / "config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"vocab_size": 9}))
     (shutil.copytree(model, folder / "no-weights") / "model.safetensors").unlink()
     settings = shutil.copytree(model, folder / "family") / "config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_type": "gpt2"}))
@@ -129,6 +133,7 @@ def bad(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (folder / "words").write_text("127.0.0.1 slots=2\none slots=many\n")
     (folder / "twice").write_text("127.0.0.1 slots=1\nb slots=1\n127.0.0.1 slots=1\n")
     (folder / "empty").write_text("\n# nobody\n")
+    (folder / "marked").write_text("\ufeff127.0.0.1 slots=1\n")
     (folder / "unknown").write_text("no-such-machine.invalid slots=1\n127.0.0.1 slots=1\n")
     (folder / "dots").write_text("a..b slots=1\n127.0.0.1 slots=1\n")
     (folder / "filed").mkdir()

@@ -189,7 +189,7 @@ def test_a_schedule_of_masks_counts_by_its_content(shards: Path, model: Path, tm
     train(config, CPU)
     assert newest(replace(config, random_mask=replace(masks, schedule=moved)), 1) is not None
     moved.write_text(moved.read_text().replace("0.5", "0.1"))
-    with pytest.raises(RequestError, match=r"holds a run with another random_mask\.schedule;"):
+    with pytest.raises(RequestError, match=r"holds a run with another content of random_mask\.schedule;"):
         newest(replace(config, random_mask=replace(masks, schedule=moved)), 1)
 
 
@@ -222,7 +222,7 @@ def test_a_changed_file_of_a_method_from_outside_is_another_method(
     for place in (METHODS, methods._loaded, sys.modules):  # as another process would find it
         monkeypatch.delitem(place, "plainly:build" if place is METHODS else "plainly")
     replace(config)  # a config loads what it names
-    with pytest.raises(RequestError, match="holds a run with another method;"):
+    with pytest.raises(RequestError, match="holds a run with another file of the method;"):
         newest(config, 1)
 
 
