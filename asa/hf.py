@@ -39,6 +39,8 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
 
     Args: length and vocab are the tokens per row and the ids it must be able to read.
     """
+    if not folder.is_dir():
+        raise RequestError(f"there is no folder {folder}; give a Hugging Face model folder by {flag}")
     if not (folder / "config.json").is_file():
         raise RequestError(f"{folder} has no config.json; give a Hugging Face model folder by {flag}")
     if not any((folder / name).is_file() for name in WEIGHTS):

@@ -47,26 +47,27 @@ def check_unseen(folder: Path, run: dict[str, Any], task: Task, split: str) -> N
         )
 
 
-def scored_ones(run: dict[str, Any], task: Task, splits: Iterable[str]) -> bool:
-    """Whether a file that these splits of a task are read from, and not held out of, has trained the model."""
-    files = {sha256 for split in splits for sha256 in _files(task, split)}
+def scored_ones(run: dict[str, Any], facts: dict[str, Any], splits: Iterable[str]) -> bool:
+    """Whether a file that these splits of a task, by its facts, are read from, and not held out of, has trained the
+    model."""
+    files = {sha256 for split in splits for sha256 in _files(facts, split)}
     return any(files.intersection(stage.get("trained", ())) for stage in stages(run))
 
 
-def _files(task: Task, split: str) -> list[str]:
+def _files(facts: dict[str, Any], split: str) -> list[str]:
     """The files of a split's own; none of one that is, or is held out of, the training rows."""
-    given: dict[str, list[str]] = task.facts.get("scored_from", {})
+    given: dict[str, list[str]] = facts.get("scored_from", {})
     test = given.get("test", given.get("dev", []))
     if split == "train":
         return []
-    if split == "dev" and not task.facts.get("compat"):  # where test chooses, dev is that
+    if split == "dev" and not facts.get("compat"):  # where test chooses, dev is that
         return given.get("dev", []) if "test" in given else []
     return test if split in ("dev", "test") else given.get(split, test)  # a part of test is in its file
 
 
 def told(folder: Path, run: dict[str, Any], task: Task, splits: Iterable[str]) -> str | None:
     """A line for a model that is scored on rows which it may have been trained on."""
-    if not scored_ones(run, task, splits):
+    if not scored_ones(run, task.facts, splits):
         return None
     return f"{task.name}: {folder} was trained on a file of its scored rows: they tell nothing of rows it has not seen"
 

@@ -74,7 +74,7 @@ def _attack(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> No
         if not kept(folder, own, config.overwrite):  # refused before the radii of its rows are lost
             replaceable(folder, "robustness")
     radius_E = radii_of(subjects[config.reference], rows, config, facts)
-    print(f"  {config.reference} resists at none of the radii: {int((radius_E == 0).sum())} rows, left out")
+    print(f"  {config.reference} resists at none of the radii; rows left out: {int((radius_E == 0).sum())}")
     if not radius_E.any():
         raise WorkError(f"{config.reference} resists nowhere on {task.name}; lower --radius or raise --radii")
     _table({name: _compare(one, task, rows, radius_E, config, facts) for name, one in subjects.items()})

@@ -116,7 +116,7 @@ def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
         },
         "models": saved.run.get("models", []),
         **({"partial": task.facts["partial"]} if task.facts.get("partial") else {}),
-        **({"scored_rows_trained": True} if scored_ones(saved.run, task, scored(task.splits)) else {}),
+        **({"scored_rows_trained": True} if scored_ones(saved.run, task.facts, scored(task.splits)) else {}),
         **({"adversary": saved.run["adversary"]} if "adversary" in saved.run else {}),
         "environment": record.environment(),
     }

@@ -18,7 +18,7 @@ from asa.families import family
 from asa.methods import METHODS, OURS
 from asa.places import check_folder
 from asa.tokenizer import for_words, load_tokenizer, reader_sha256
-from finetune import state
+from finetune import lineage, state
 from finetune.claims import claimed
 from finetune.config import FinetuneConfig, check
 from finetune.facts import check_own, facts_of, is_begun, is_finished
@@ -31,7 +31,7 @@ from finetune.tasks.batches import Encoded, encode
 from finetune.tasks.facts import of_words, told
 from finetune.tasks.load import load, trainable
 from finetune.tasks.spec import chosen
-from finetune.tasks.task import Task
+from finetune.tasks.task import Task, scored
 from finetune.together import Alone
 
 Failure = RequestError | WorkError
@@ -184,14 +184,16 @@ def failure(cell: Cell, began: float) -> Failure | None:
 
 
 def _seen(models: Iterable[Path], tasks: Iterable[Task]) -> Iterator[str]:
-    """A line for each task whose epoch is chosen by rows that a model has seen. Raises: RequestError where scored rows
-    are such."""
+    """A line for each task whose epoch is chosen by rows that a model has seen, or whose scored rows' own file has
+    trained it. Raises: RequestError where scored rows are held out of such a file."""
     for folder in models:
         run = run_of(folder)
         for task in tasks:
             check_unseen(folder, run, task, "test")
             if seen(run, task, "dev"):
                 yield f"{task.name}: {folder} may have been trained on rows of its dev, which choose the epoch"
+            if line := lineage.told(folder, run, task, scored(task.splits)):
+                yield line
 
 
 def _published(config: FinetuneConfig, given: dict[str, Any]) -> Iterator[str]:

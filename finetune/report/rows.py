@@ -5,8 +5,10 @@ import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from finetune.lineage import scored_ones
 from finetune.report.collect import COMPARED, Run, finished, weights
 from finetune.report.labels import differences, letters, method_key, method_labels, model_labels
+from finetune.tasks.task import scored
 
 NAN = float("nan")
 # Held-out figures of one objective alone: most tokens of a replaced row are originals, so accuracy flatters.
@@ -58,8 +60,10 @@ class Row(NamedTuple):
 
     @property
     def trained_by(self) -> bool:
-        """Whether a file of the scored rows has trained the model."""
-        return bool(self.run.facts.get("scored_rows_trained"))
+        """Whether a file of the scored rows has trained the model, in its own run or before."""
+        facts = self.run.facts
+        own: dict[str, Any] = facts.get("task_facts", {})
+        return bool(facts.get("scored_rows_trained")) or scored_ones(facts, own, scored(own.get("rows", {})))
 
     @property
     def score(self) -> float:

@@ -42,6 +42,17 @@ def missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip()
 
 
+def null(row: Row, column: str) -> bool:
+    """Whether a writer has left the cell empty in a format that tells so; NaN stands for it where it was pandas'."""
+    value = row.values.get(column, "")
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def plain(task: TaskConfig) -> bool:
+    """Whether a row's texts are what its columns hold."""
+    return not task.form and task.kind not in ("token", "choice")
+
+
 def has(row: Row, column: str) -> bool:
     return column in row.values or column.partition(".")[0] in row.values
 
@@ -63,6 +74,9 @@ def string(task: TaskConfig, row: Row, column: str, key: str) -> str:
     value = cell(task, row, column, key)
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = " ".join(value)  # the turns of a dialogue
+    if key == "text" and plain(task) and null(row, column):
+        mend = flag(task, "broken") + " mend" if task.broken == "refuse" else flag(task, key)
+        raise wrong(row, f"no text in column {column!r}", mend)
     if not isinstance(value, str):
         raise wrong(row, f"column {column!r} holds {value!r:.60}, which is no text", flag(task, key))
     if task.literals and value[:2] in ("b'", 'b"'):

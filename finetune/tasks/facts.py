@@ -14,7 +14,7 @@ Counts = dict[str, int]
 NOTES = {
     "repeated": "also among the training rows",
     "chosen": "scored and also among the rows that choose the epoch",
-    "dropped": "left out, without a label or a part of their columns",
+    "dropped": "left out, without a label, a text or a part of their columns",
     "blank": "without any text",
     "joined": "joined, of several lines each",
     "unasked": "left out, in no question with one right answer among several",

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from asa.errors import RequestError
 from finetune.tasks.answers import answers, right
-from finetune.tasks.cells import canonical, cell, check_utf8, flag, has, missing, string, words, wrong
+from finetune.tasks.cells import canonical, cell, check_utf8, flag, has, missing, null, plain, string, words, wrong
 from finetune.tasks.files import Row
 from finetune.tasks.spec import TaskConfig
 from finetune.tasks.task import Choices, Text
@@ -42,6 +42,9 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
         if labelled and _unlabelled(task, row):
             if task.broken == "refuse":
                 raise wrong(row, f"no label in column {task.label!r}", flag(task, "broken") + " mend")
+            dropped += 1
+            continue
+        if labelled and task.broken == "mend" and plain(task) and any(null(row, column) for column in task.text):
             dropped += 1
             continue
         if task.first_of:

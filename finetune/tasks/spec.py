@@ -96,8 +96,9 @@ class TaskConfig:
     entry: str = ""
     """json: the entry of the file's object that holds the rows; empty: the file is a list of them."""
     broken: Literal["refuse", "mend"] = "refuse"
-    """Rows without a label, and rows of a tsv that a line break inside a text cuts in two: refuse them, or mend: leave
-    out and count the former, join and count the latter; those that no further lines complete are left out too."""
+    """Rows without a label, labelled ones whose text is null, and rows of a tsv that a line break inside a text cuts in
+    two: refuse them, or mend: leave out and count the former, join and count the latter; those that no further lines
+    complete are left out too."""
     text: Annotated[tuple[str, ...], Field(min_length=1)] = ("text",)
     """Column of the text, or the two columns of a pair; token: the column of the words, a list or words between spaces.
     JSON's inner keys stand behind a dot: question.stem."""

@@ -194,12 +194,30 @@ def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
         paths = {"own": (own,), "clean": (clean,), "": ()}
         described: Any = TaskConfig(train=(clean,) if dev else (own,), dev=paths[dev], test=paths[test], label="y")
         one = load(described, FinetuneConfig(task=described, models={"any": tmp_path}, out=tmp_path))
-        assert {split for split in ("train", "dev", "test") if scored_ones(facts, one, [split])} == found
+        assert {split for split in ("train", "dev", "test") if scored_ones(facts, one.facts, [split])} == found
     described = TaskConfig(train=(clean,), dev=(own,), label="y")
     compat = FinetuneConfig(task=described, models={"any": tmp_path}, out=tmp_path, paper_compat=True)
-    assert scored_ones(facts, load(described, compat), ["dev"]), "where test chooses, dev is that"
+    assert scored_ones(facts, load(described, compat).facts, ["dev"]), "where test chooses, dev is that"
     with pytest.raises(RequestError, match="was trained on rows of added, whose dev is held out of them"):
         tasks_of(ScoreConfig(out=tmp_path, models=(run,), tasks=("added",)), [find(run, "--models")], tmp_path, "dev")
+
+
+def test_a_run_whose_start_or_own_training_read_the_file_of_the_scored_rows_is_told(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{filler} {colour},{colour}" for filler in "abcdefgh" for colour in CLASSES]
+    own, clean = tmp_path / "own.csv", tmp_path / "clean.csv"
+    own.write_text("\n".join(["text,y", *lines, ""]))
+    clean.write_text(own.read_text().replace(" ", " x "))
+    tasks: dict[str, Any] = {"first": {"train": [own]}, "second": {"train": [clean], "test": [own]}}
+    tasks["same"] = {"train": [own], "dev": [own]}
+    start = tmp_path / "runs" / "first" / "tiny-vanilla-0" / "model"
+    for name, task in tasks.items():
+        models = {"models": {"tiny": start}} if name == "second" else {}
+        sweep(given(task={"name": name, "label": "y", **task}, max_steps=1, save_model=True, **models))
+    assert f"second: {start} was trained on a file of its scored rows" in capsys.readouterr().out
+    rows = tuned_rows(collect(tmp_path / "runs"))
+    assert {row.task: row.trained_by for row in rows} == {"first": False, "second": True, "same": True}
 
 
 def test_rows_of_earlier_stages_are_no_test_rows_either(
@@ -361,9 +379,15 @@ def test_classes_find_their_counterpart(
 @pytest.mark.parametrize(
     ("theirs", "ours", "given", "told"),
     [
-        (["same", "other"], NLI, {}, "class 'same' of it is none of entailment, neutral, contradiction; set --map"),
-        (["entailment", "neutral"], NLI, {}, "it never predicts 'contradiction'"),
-        (["entailment", "not_entailment"], NLI, {}, "set --map.not_entailment"),
+        (
+            ["same", "other", "x"],
+            NLI,
+            {},
+            "class 'same' of it is none of entailment, neutral, contradiction; set --map",
+        ),
+        (["same", "other"], NLI, {}, r"it has 2 classes \(same, other\), the task 3 \(.*\); leave the task out"),
+        (["entailment", "neutral", "x"], NLI, {"x": "neutral"}, "it never predicts 'contradiction'"),
+        (["entailment", "not_entailment", "x"], NLI, {}, "set --map.not_entailment"),
         (NLI, NLI, {"neutrl": "neutral"}, "map.neutrl: it has the classes"),
         (["LABEL_0", "LABEL_1", "LABEL_2"], ["negative", "positive"], {}, "set --map.LABEL_0"),
     ],
@@ -492,7 +516,7 @@ def test_wrong_requests_are_one_line(model_folder: Path, task_folder: Path, tmp_
     record.Record(bare, {"task": "colours"}).end({})
     for models, told in (
         ([model_folder], "BertForMaskedLM, which has no head for a task"),
-        ([tmp_path / "nowhere"], r"no config.json; .* by --models \(the first arguments\)"),
+        ([tmp_path / "nowhere"], r"there is no folder .* by --models \(the first arguments\)"),
         ([begun], "unfinished run"),
         ([bare], "kept no model; run it again with --save_model true"),
         ([numbers], "for kind regression, colours is classification"),

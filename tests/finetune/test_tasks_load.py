@@ -174,9 +174,23 @@ def test_python_bytes_repeated_dialogues_and_missing_labels(tmp_path: Path) -> N
     assert found.splits["test"].texts == [("café",), ("z",)]
     assert found.facts["dropped"] == {"test": 1}
     assert found.facts["joined"] == {}
-    assert told(found) == "own: test 2; left out, without a label or a part of their columns: 1 of test"
+    assert told(found) == "own: test 2; left out, without a label, a text or a part of their columns: 1 of test"
     with pytest.raises(RequestError, match=r"t.jsonl:3: no label in column 'label'; .* --task.broken mend"):
         task(test=[path])
+
+
+def test_a_null_text_of_a_labelled_row_is_one_that_is_not_there(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"text": f"{n}", "label": n % 2} for n in range(4)]
+    odd = [{"text": None, "label": 1}, {"text": float("nan"), "label": 0}, {"text": " ", "label": 0}]
+    path = write(tmp_path / "t.jsonl", [*rows, *odd])
+    with pytest.raises(RequestError, match=r"t.jsonl:5: no text in column 'text'; .* --task.broken mend"):
+        task(test=[path])
+    found = task(test=[path], broken="mend")
+    assert found.splits["test"].texts == [("0",), ("1",), ("2",), ("3",), ("",)]
+    assert found.facts["dropped"] == {"test": 2}
+    unlabelled = write(tmp_path / "u.jsonl", [{"text": "x"}, {"text": None}])
+    with pytest.raises(RequestError, match=r"u.jsonl:2: no text in column 'text'; .* --task.text$"):
+        task(test=[path], submit=[unlabelled], broken="mend")  # whose rows all have an answer
 
 
 def test_a_label_that_no_training_row_has_is_told(tmp_path: Path) -> None:
