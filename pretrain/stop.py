@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT ask the run to stop in order: a request to any one rank is known to all of them after the step."""
+"""SIGTERM, SIGINT and SIGHUP ask the run to stop in order: a request to any one rank is known to all of them after the step."""
 
 import signal
 from collections.abc import Iterator
@@ -24,7 +24,10 @@ class Stop:
             if self._interrupts > 1:
                 raise KeyboardInterrupt
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: it goes on without its terminal
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, note) for number in numbers}
         try:
             yield self
         finally:

@@ -81,6 +81,17 @@ def test_a_second_interrupt_interrupts_and_the_handlers_of_before_come_back() ->
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("under_nohup", [False, True])
+def test_a_terminal_that_is_closed_stops_what_nohup_does_not_protect(under_nohup: bool) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if under_nohup else signal.SIG_DFL)
+    try:
+        with Stop().caught() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal == (0 if under_nohup else signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_repeated_sigterm_does_not_cut_the_checkpoint_off() -> None:
     """DeepSpeed's launcher sends one of its own after that of whoever stops the job."""
     with Stop().caught() as stop:
