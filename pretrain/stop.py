@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP ask the run to stop in order: a request to any one rank is known to all of them after the step."""
+"""SIGTERM, SIGINT and SIGHUP ask the run to stop in order: a request to one rank is known to all after the step."""
 
 import signal
 from collections.abc import Iterator
