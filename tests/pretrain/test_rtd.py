@@ -287,7 +287,7 @@ def test_a_generator_that_does_not_fit_is_refused_before_any_model_is_built(
     settings = json.loads((wide / "config.json").read_text())
     (wide / "config.json").write_text(json.dumps(settings | {"hidden_size": 32}))
     for folder, reason in (
-        (tmp_path / "nowhere", "no config.json"),
+        (tmp_path / "nowhere", "there is no folder"),
         (words, "another vocabulary"),
         (wide, "are 32 wide, the model's 16"),
     ):
