@@ -89,25 +89,25 @@ def given(
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
     if {"-h", "--help"}.intersection(argv):
         argv = ["--help"]  # whatever else is wrong
-    refuse_deep(argv)
-    arguments = _bracketed(cls, _files_first(cls, _with_entries(_named(cls, list(argv), positional))))
-    _refuse_sixties(cls, arguments)
-    _refuse_misread(cls, arguments)
-    parser = _Parser(prog=prog, description=cls.__doc__, cls=cls, positional=positional)
-    parser.add_argument(
-        "--config",
-        action="config",
-        help="YAML file with any of the keys below, or FILE:ENTRY, one entry of a file of several such as"
-        " configs/method/freelb.yaml:mnli. May be given again: each adds its keys, the later one over the earlier, and"
-        " flags over all of them.",
-    )
-    parser.add_class_arguments(cls)
-    lists = sequences(cls)
-    for action in parser._actions:  # for paths it would offer a file that lists them, which _bracketed rules out
-        action.metavar = "[ITEM,...]" if action.dest in lists else action.metavar
-    printing = any(part.partition("=")[0] == "--print_config" for part in arguments)  # and then the program ends
-    namespace = parser.parse_args(_dotted(cls, arguments), defaults=printing and show_defaults)
-    return {key: _without_paths(value) for key, value in namespace.as_dict().items() if key != "config"}
+    with refuse_deep(argv):
+        arguments = _bracketed(cls, _files_first(cls, _with_entries(_named(cls, list(argv), positional))))
+        _refuse_sixties(cls, arguments)
+        _refuse_misread(cls, arguments)
+        parser = _Parser(prog=prog, description=cls.__doc__, cls=cls, positional=positional)
+        parser.add_argument(
+            "--config",
+            action="config",
+            help="YAML file with any of the keys below, or FILE:ENTRY, one entry of a file of several such as"
+            " configs/method/freelb.yaml:mnli. May be given again: each adds its keys, the later one over the earlier,"
+            " and flags over all of them.",
+        )
+        parser.add_class_arguments(cls)
+        lists = sequences(cls)
+        for action in parser._actions:  # for paths it would offer a file that lists them, which _bracketed rules out
+            action.metavar = "[ITEM,...]" if action.dest in lists else action.metavar
+        printing = any(part.partition("=")[0] == "--print_config" for part in arguments)  # and then the program ends
+        namespace = parser.parse_args(_dotted(cls, arguments), defaults=printing and show_defaults)
+        return {key: _without_paths(value) for key, value in namespace.as_dict().items() if key != "config"}
 
 
 def _without_paths(value: Any) -> Any:

@@ -4,9 +4,9 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from itertools import accumulate
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,7 +17,6 @@ from asa.config import did_you_mean
 from asa.errors import RequestError
 
 MERGE = "tag:yaml.org,2002:merge"
-DEEPEST = 50  # brackets in brackets of a flag; its parser takes some hundred, with a stack of Python calls for each
 
 
 class Misread(ValueError):
@@ -190,11 +189,14 @@ def refuse_nested(name: object, read: Any) -> None:
         raise RequestError(f"{name} has the key 'config', which is the command line's; give --config once more instead")
 
 
-def refuse_deep(arguments: Sequence[str]) -> None:
-    """Raises RequestError for brackets in brackets that no key needs and no parser gets through."""
-    for part in arguments:
-        if max(accumulate((mark in "[{") - (mark in "]}") for mark in part), default=0) > DEEPEST:
-            raise RequestError(f"{part[:30]}... has more than {DEEPEST} brackets in brackets; mend that flag's value")
+@contextmanager
+def refuse_deep(arguments: Sequence[str]) -> Generator[None]:
+    """Inside, what is nested deeper than the parser can follow is a RequestError."""
+    try:
+        yield
+    except RecursionError:
+        longest = max(arguments, key=len)
+        raise RequestError(f"{longest[:30]}... is nested too deep; mend that flag's value") from None
 
 
 def quoted(text: str) -> str:

@@ -73,6 +73,9 @@ class Lasting:
     def _or_lose(self, work: Callable[[], T], instead: T) -> T:
         try:
             return work()
+        except BlockingIOError:  # made so since: what the pipe did not take is lost, what follows waits
+            os.set_blocking(self._stream.fileno(), True)
+            return instead
         except OSError as error:
             self.full |= error.errno in CUT_OFF
             # The descriptor itself, which C++ libraries and children share; what is buffered goes there as well.
@@ -91,11 +94,14 @@ def lasting_output() -> Generator[list[Lasting]]:
     does not take. Gives the streams."""
     before: dict[str, TextIO | None] = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     lasting = {name: Lasting(stream) for name, stream in before.items() if stream}  # None after `>&-`
+    unblocked = list[int]()
     for name, stream in lasting.items():
         if isinstance(before[name], TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
             with suppress(OSError):  # no descriptor: a test's
-                os.set_blocking(stream.fileno(), True)
+                if not os.get_blocking(place := stream.fileno()):
+                    os.set_blocking(place, True)
+                    unblocked.append(place)
             stream.collect()
         setattr(sys, name, stream)
     try:
@@ -105,3 +111,6 @@ def lasting_output() -> Generator[list[Lasting]]:
             stream.flush()
             stream.release()
             setattr(sys, name, before[name])
+        for place in unblocked:
+            with suppress(OSError):  # closed
+                os.set_blocking(place, False)

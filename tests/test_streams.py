@@ -44,8 +44,10 @@ def test_a_full_disk_is_no_success_of_what_prints() -> None:
     code = "import cli; cli.main({'show': lambda argv: print('found')}, 'prog', ['show'])"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-        untold = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, check=False)
-    assert (done.returncode, done.stderr.count("\n"), untold.returncode) == (1, 1, 1)
+        ends = code.replace("cli.main", "try: cli.main").replace("import cli; ", "import cli, os\n")
+        ends += "\nexcept SystemExit as end: os._exit(end.code + 6)"
+        untold = subprocess.run([sys.executable, "-c", ends], stdout=full, stderr=full, check=False)
+    assert (done.returncode, done.stderr.count("\n"), untold.returncode) == (1, 1, 7)
     assert done.stderr.startswith("error: the disk was too full for the output")
 
 
@@ -134,9 +136,40 @@ def test_a_pipe_that_does_not_block_loses_nothing_while_it_is_full(unbuffered: s
     assert process.wait(60) == 0
 
 
+def test_a_pipe_that_ceases_to_block_is_not_given_up() -> None:
+    """As a child that shares it may make it; and what a parent has so is given back so."""
+    code = (
+        "import os, sys; from streams import lasting_output\n"
+        "with lasting_output():\n"
+        " os.set_blocking(1, False)\n"
+        " for n in range(3000): print(n, 'x' * 99)\n"
+        " print('the end')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    while unread_bytes(process.stdout.fileno()) < 40_000:
+        time.sleep(0.01)
+    time.sleep(0.2)  # it is full by then, or the rest of this says nothing
+    assert process.stdout.read().endswith(b"the end\n")
+    assert process.wait(60) == 0
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    subprocess.run(
+        [sys.executable, "-c", "from streams import *\nwith lasting_output(): pass"], stdout=writer, check=True
+    )
+    assert not os.get_blocking(writer)
+    os.close(reader)
+    os.close(writer)
+
+
 def test_a_descriptor_may_be_closed_meanwhile() -> None:
-    code = "import os; from streams import lasting_output\nwith lasting_output(): os.close(1); print('nowhere')"
-    subprocess.run([sys.executable, "-u", "-c", code], check=True, stdout=subprocess.DEVNULL)
+    code = (
+        "import os; from streams import lasting_output\n"
+        "with lasting_output():\n"
+        " os.close(1); print('nowhere'); print('again')\n"
+        " assert os.readlink('/proc/self/fd/1') == '/dev/null'\n"
+    )
+    subprocess.run([sys.executable, "-u", "-c", code], check=True, stdout=subprocess.PIPE)
 
 
 class Filling(FileIO):

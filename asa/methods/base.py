@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from asa.attention import depth
 from asa.batch import Batch
 from asa.engine import Engine
 from asa.errors import RequestError
@@ -137,7 +138,7 @@ class Outside:
         return found
 
     def _check_shares(self, shares: Tensor, engine: Engine) -> None:
-        layers: int = engine.module.model.config.num_hidden_layers
+        layers = depth(engine.module.model)
         if shares.shape != (layers,):
             raise RequestError(
                 f"method {self._name} returned masked_share of shape {list(shares.shape)}; return one number for each"

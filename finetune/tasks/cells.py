@@ -44,7 +44,9 @@ def missing(value: Any) -> bool:
 
 def null(row: Row, column: str) -> bool:
     """Whether a writer has left the cell empty in a format that tells so; NaN stands for it where it was pandas'."""
-    value = row.values.get(column, "")
+    value: Any = row.values
+    for part in [column] if column in row.values else column.split("."):
+        value = value.get(part, "") if isinstance(value, dict) else value
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 

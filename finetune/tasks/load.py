@@ -73,7 +73,7 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     facts["partial"] = "; ".join(filter(None, [task.partial, *(one.partial for one in others)]))
     facts["trained"] = _trained(task, hashes, config)
     facts["scored_from"] = _scored_from(task, hashes, config)
-    facts["held_from"] = [hashes.get(name, name) for name in training(task, config)] or facts["trained"]
+    facts["held_from"] = [_content_of(name, task, hashes) for name in training(task, config)] or facts["trained"]
     held = taken(scored, config) if "train" in splits else []
     facts["held_out_sha256"] = {name: rows_sha256(splits[name]) for name in held}
     return Task(task.name, kind, names, metrics, splits, content_sha256(kind, names, metrics, splits, hashes), facts)
@@ -113,14 +113,20 @@ def _content(split: Split) -> set[str]:
 def _trained(task: TaskConfig, hashes: dict[str, str], config: FinetuneConfig) -> list[str]:
     """The sha256 of every file of training rows, added ones too; of the hub's rows their name there."""
     several = [task, *(settled(named(other), config) for other in task.also)]
-    return [hashes.get(name, name) for one in several for name in training(one, config)]
+    return [_content_of(name, one, hashes) for one in several for name in training(one, config)]
+
+
+def _content_of(name: str, task: TaskConfig, hashes: dict[str, str]) -> str:
+    """The sha256 of a file, with the entry of it that the task reads; of the hub's rows their name."""
+    sha256 = hashes.get(name)
+    return name if sha256 is None else f"{sha256} {task.entry}".rstrip()
 
 
 def _scored_from(task: TaskConfig, hashes: dict[str, str], config: FinetuneConfig) -> dict[str, list[str]]:
     """The sha256 of every file of rows that choose or are scored, by the split that the task's keys give it for."""
     nothing = replace(task, **dict.fromkeys(FILES, ()), extra={})
     return {
-        name: [hashes[str(path)] for path in read_files(replace(nothing, test=paths), config)]
+        name: [_content_of(str(path), task, hashes) for path in read_files(replace(nothing, test=paths), config)]
         for name, paths in paths_of(task).items()
         if name != "train" and not blind(name)
     }

@@ -31,7 +31,7 @@ class Raw(NamedTuple):
 def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
     """Args: labelled, None: whether the first row has the column. Raises: RequestError for a row that does not fit."""
     rows, texts, labels, subsets, numbers = [], [], [], [], []
-    dropped, joined, seen = 0, 0, set()
+    dropped, textless, joined, seen = 0, 0, 0, set()
     row = None
     for number, row in enumerate(found):
         joined += row.lines > 1
@@ -45,7 +45,7 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
             dropped += 1
             continue
         if labelled and task.broken == "mend" and plain(task) and any(null(row, column) for column in task.text):
-            dropped += 1
+            dropped, textless = dropped + 1, textless + 1
             continue
         if task.first_of:
             key = str(cell(task, row, task.first_of, "first_of"))
@@ -61,8 +61,9 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
         labels.append(label)
         subsets += [_subset(task, row)] if task.subsets and has(row, task.subsets) else []
     if not rows:
-        where = f"no row of {row.path} has a label in column {task.label!r}" if row else "a split has no rows"
-        raise RequestError(f"{where}; give others, or set {flag(task, 'label')}")
+        what, key = ("text", "text") if textless else (f"label in column {task.label!r}", "label")
+        where = f"no row of {row.path} has a {what}" if row else "a split has no rows"
+        raise RequestError(f"{where}; give others, or set {flag(task, key)}")
     return Raw(rows, texts, labels if labelled else None, subsets, dropped, joined, numbers)
 
 

@@ -14,11 +14,12 @@ from asa import record
 from asa.errors import RequestError
 from asa.methods import METHODS, At, MethodsConfig, base, limits
 from asa.methods.asa_sparse import ASASparse, ASASparseConfig
+from asa.model import TaskModel
 from cli import parse
 from finetune.config import FinetuneConfig
 from pretrain.config import PretrainConfig
 from tests.asa import test_methods as contract
-from tests.asa.conftest import KINDS, tiny_batch, tiny_engine, tiny_module
+from tests.asa.conftest import KINDS, tiny_batch, tiny_bert, tiny_engine, tiny_module
 from tests.test_layout import LOOPS_ALONE
 
 PAGE = Path("docs/adding-a-method.md").read_text()
@@ -93,15 +94,19 @@ def test_other_backward_passes_than_it_says_are_refused(
 
 
 def test_masked_shares_that_are_none_are_refused(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def shares(count: int) -> Any:
+    def shares(count: int, engine: Any = None) -> Any:
         made = METHODS[method](MethodsConfig())
         kept = {"loss": torch.zeros(()), "masked_share": torch.ones(count)}
         monkeypatch.setattr(sys.modules["sign_step"].Sign, "backward", lambda self, engine, *_: kept)
         monkeypatch.setattr(sys.modules["sign_step"].Sign, "passes", 0)
-        return made.backward(tiny_engine(tiny_module("classification")), tiny_batch("classification"), At(0, 0))
+        engine = engine or tiny_engine(tiny_module("classification"))
+        return made.backward(engine, tiny_batch("classification"), At(0, 0))
 
     with pytest.raises(RequestError, match=r"method sign_step:Sign returned masked_share of shape \[5\]; .* 2 layers$"):
         shares(5)
+    cut: Any = tiny_bert("classification")
+    cut.bert.encoder.layer = cut.bert.encoder.layer[:1]  # which its config does not tell
+    shares(1, tiny_engine(TaskModel(cut, "classification")))
     terms = shares(2)
     assert record.numbers(terms)["masked_share"] == [1, 1]
     base.add(terms, shares(2))  # as over two micro-batches

@@ -211,13 +211,23 @@ def test_a_run_whose_start_or_own_training_read_the_file_of_the_scored_rows_is_t
     clean.write_text(own.read_text().replace(" ", " x "))
     tasks: dict[str, Any] = {"first": {"train": [own]}, "second": {"train": [clean], "test": [own]}}
     tasks["same"] = {"train": [own], "dev": [own]}
+    rows = [dict(zip(("text", "y"), line.split(","), strict=True)) for line in lines]
+    (both := tmp_path / "both.json").write_text(json.dumps({"old": rows, "new": rows[::-1]}))
+    tasks["old"] = {"train": [both], "entry": "old"}
     start = tmp_path / "runs" / "first" / "tiny-vanilla-0" / "model"
     for name, task in tasks.items():
         models = {"models": {"tiny": start}} if name == "second" else {}
         sweep(given(task={"name": name, "label": "y", **task}, max_steps=1, save_model=True, **models))
     assert f"second: {start} was trained on a file of its scored rows" in capsys.readouterr().out
-    rows = tuned_rows(collect(tmp_path / "runs"))
-    assert {row.task: row.trained_by for row in rows} == {"first": False, "second": True, "same": True}
+    found = tuned_rows(collect(tmp_path / "runs"))
+    told = {"first": False, "second": True, "same": True, "old": False}
+    assert {row.task: row.trained_by for row in found} == told
+    # Another entry of a file is other rows.
+    old = find(tmp_path / "runs" / "old" / "tiny-vanilla-0", "--models").run
+    for entry, expected in (("new", False), ("old", True)):
+        described: Any = TaskConfig(test=(both,), entry=entry, label="y")
+        one = load(described, FinetuneConfig(task=described, models={"any": tmp_path}, out=tmp_path))
+        assert scored_ones(old, one.facts, ["test"]) is expected
 
 
 def test_rows_of_earlier_stages_are_no_test_rows_either(

@@ -188,6 +188,12 @@ def test_a_null_text_of_a_labelled_row_is_one_that_is_not_there(tmp_path: Path) 
     found = task(test=[path], broken="mend")
     assert found.splits["test"].texts == [("0",), ("1",), ("2",), ("3",), ("",)]
     assert found.facts["dropped"] == {"test": 2}
+    inner: list[dict[str, Any]] = [{"q": {"stem": row["text"]}, "label": row["label"]} for row in rows]
+    nested = write(tmp_path / "n.jsonl", [*inner, {"q": {"stem": None}, "label": 1}, {"q": None, "label": 0}])
+    assert task(test=[nested], text=["q.stem"], broken="mend").facts["dropped"] == {"test": 2}
+    nothing = write(tmp_path / "none.jsonl", [{"text": None, "label": n} for n in range(4)])
+    with pytest.raises(RequestError, match=r"no row of .*none.jsonl has a text; give others, or set --task.text$"):
+        task(test=[nothing], broken="mend")
     unlabelled = write(tmp_path / "u.jsonl", [{"text": "x"}, {"text": None}])
     with pytest.raises(RequestError, match=r"u.jsonl:2: no text in column 'text'; .* --task.text$"):
         task(test=[path], submit=[unlabelled], broken="mend")  # whose rows all have an answer

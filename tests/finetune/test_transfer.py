@@ -181,7 +181,7 @@ def test_qqp_to_paws_with_f1_of_the_duplicates(runs: dict[str, Path], tmp_path: 
 
 
 def test_classes_go_by_their_names_unless_they_are_mapped(runs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"has 2 classes \(entailment, not_entailment\), the task 3 .*; leave the task out"):
+    with pytest.raises(RequestError, match=r"has 2 classes \(.*\), the task 3 \(.*\); leave the task out"):
         scored(runs["rte"], "advglue-mnli", tmp_path)
     turned = ("--map.entailment", "not_entailment", "--map.not_entailment", "entailment")
     _, start, end = scored(runs["rte"], "advglue-rte", tmp_path, *turned)

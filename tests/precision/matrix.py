@@ -108,14 +108,17 @@ def window(step: int, slots: int) -> Iterator[Batch]:
         yield replace(batch, total_rows=ROWS * slots * dist.world(), total_labels=labels)
 
 
-def train(engine: Engine, slots: int, first: int, last: int) -> list[float]:
-    """Losses of the steps, over all ranks."""
+def train(engine: Engine, slots: int, first: int, last: int, norms: list[float] | None = None) -> list[float]:
+    """Losses of the steps, over all ranks; `norms` gets those of the gradients."""
     method, losses = METHODS["asa"](MethodsConfig(asa=ATTACK)), []
     for step in range(first, last):
         dist.seed_all(2, step, dist.rank())
         terms = [method.backward(engine, batch, At(slot, 0))["loss"] for slot, batch in enumerate(window(step, slots))]
         losses.append(float(dist.sum_(torch.stack(terms).sum())))
-        assert engine.step(norms=True).applied
+        stats = engine.step(norms=True)
+        assert stats.applied
+        if norms is not None:
+            norms.append(float(stats.grad_norm))
     return losses
 
 
@@ -138,14 +141,16 @@ def not_finite(engine: Engine) -> StepStats:
 
 class Reference(NamedTuple):
     losses: list[float]
+    norms: list[float]
     end: dict[str, Tensor]
 
 
 def run(case: Case, references: dict[Case, Reference], out: Path) -> dict[str, Any]:
     engine, method = build(case, seed=0), METHODS["asa"](MethodsConfig(asa=ATTACK))
-    losses = train(engine, case.slots, 0, BEFORE)
+    norms = list[float]()
+    losses = train(engine, case.slots, 0, BEFORE, norms)
     folder = checkpoint.save(out / case.name, BEFORE, engine, method, tiny_tokenizer(), {}, keep=1)
-    losses += train(engine, case.slots, BEFORE, STEPS)
+    losses += train(engine, case.slots, BEFORE, STEPS, norms)
     end = state_of(engine)
     other = build(case, seed=9)
     checkpoint.load(folder if dist.is_main() else None, other, method)
@@ -161,7 +166,7 @@ def run(case: Case, references: dict[Case, Reference], out: Path) -> dict[str, A
     other.set_counters(counters)
     again = calm + train(other, case.slots, BEFORE + 1, STEPS)
     if case.stage == "plain":
-        references[case] = Reference(losses, end)
+        references[case] = Reference(losses, norms, end)
     found = {
         "losses": losses,
         "again": again,
@@ -169,15 +174,16 @@ def run(case: Case, references: dict[Case, Reference], out: Path) -> dict[str, A
         "counters": [engine.counters(), other.counters()],
         "skipped": skipped,
     }
-    return found | compare(references[case.reference], losses, end)
+    return found | compare(references[case.reference], losses, norms, end)
 
 
-def compare(plain: Reference, losses: list[float], end: dict[str, Tensor]) -> dict[str, float]:
-    """Largest differences from the plain engine: of a weight, absolute, and of a loss, relative."""
+def compare(plain: Reference, losses: list[float], norms: list[float], end: dict[str, Tensor]) -> dict[str, float]:
+    """Largest differences from the plain engine: of a weight, absolute, of a loss and a gradient's norm, relative."""
     weights = [float((end[name] - p).abs().max()) for name, p in plain.end.items() if name.startswith("weights")]
     return {
         "weights_off": max(weights),
         "losses_off": max(abs(mine / its - 1) for mine, its in zip(losses, plain.losses, strict=True)),
+        "norms_off": max(abs(mine / its - 1) for mine, its in zip(norms, plain.norms, strict=True)),
     }
 
 

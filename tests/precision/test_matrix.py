@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from asa import zero_at_once
 from tests.precision.matrix import AT_ONCE, THIN, Case, every
 from tests.ranks import run_ranks
 
 # Largest differences from the plain engine after four steps of 1e-2: of a weight, and of a loss (relative).
 BOUNDS = {"fp32": (1e-6, 1e-6), "fp16": (5e-3, 5e-3), "bf16": (5e-2, 5e-2)}
+
+
+NORMS = {"fp32": 1e-5, "fp16": 2e-2, "bf16": 1e-1}
 
 
 def results_of(out: Path, which: str, world: int) -> dict[str, Any]:
@@ -33,6 +38,7 @@ def holds(case: Case, result: dict[str, Any]) -> None:
     weights, losses = BOUNDS[case.precision]
     assert result["weights_off"] <= weights
     assert result["losses_off"] <= losses
+    assert result["norms_off"] <= NORMS[case.precision]  # which clipping hides in the weights
     assert result["differing"] == []
     assert result["again"] == result["losses"][2:]
     assert result["counters"][0] == result["counters"][1]
@@ -48,6 +54,14 @@ def test_it_follows_the_plain_engine_resumes_and_skips_a_bad_gradient(thin: dict
 @pytest.mark.parametrize("case", AT_ONCE, ids=lambda case: case.name)
 def test_two_ranks_whose_gradients_are_summed_at_once_do_so_as_well(two: dict[str, Any], case: Case) -> None:
     holds(case, two[case.name])
+
+
+def test_gradients_are_in_fp32_before_several_ranks_sum_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[torch.Tensor]()
+    monkeypatch.setattr(zero_at_once.dist, "world", lambda: 3)
+    monkeypatch.setattr(zero_at_once.dist, "shared_sum", lambda whole: sent.append(whole))
+    zero_at_once._over_ranks(torch.full((6,), 1.0, dtype=torch.bfloat16))
+    torch.testing.assert_close(sent[0], torch.full((6,), 1 / 3))
 
 
 def test_every_pair_of_settings_is_among_them() -> None:
