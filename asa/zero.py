@@ -239,8 +239,8 @@ class DeepSpeedEngine(Passes):
 class _Order:
     """In which order gradients came since the last update, as a number.
 
-    On ZeRO 2 DeepSpeed adds up whatever gradients come one after another from each rank, and does not look whether they
-    are of the same parameters; on ZeRO 3 it sorts them first.
+    On ZeRO 2, in fp32 and with offload, DeepSpeed adds up whatever gradients come one after another from each rank, and
+    does not look whether they are of the same parameters; on ZeRO 3 it sorts them first.
     """
 
     def __init__(self, optimizer: Any, module: nn.Module) -> None:
@@ -260,7 +260,7 @@ class _Order:
         if not dist.alike(number):
             raise WorkError(
                 "the ranks' gradients came in different orders, and DeepSpeed would add one parameter's to another's;"
-                " set --zero 3, or --zero 1 with --precision fp32, or give rows of one length"
+                " set --zero 3, in fp32 --zero 1, in half precision --offload false, or give rows of one length"
             )
 
 
