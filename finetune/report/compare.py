@@ -1,5 +1,6 @@
 """Each method against vanilla, and each model against another: gains and how far they could be chance."""
 
+import json
 from itertools import combinations
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from scipy.stats import permutation_test
 
 from asa.errors import WorkError
 from finetune.predictions import FOLDER
-from finetune.report.collect import Run
+from finetune.report.collect import Run, weights
 from finetune.report.examples import RESAMPLES, WHOLE, Sums, parts, resampled
 from finetune.report.labels import grouped
 from finetune.report.rows import Row
@@ -61,12 +62,29 @@ class Tested(NamedTuple):
 
 def comparisons(rows: list[Row]) -> Tested:
     """Methods against vanilla of the same model, and models against each other with the same method."""
+    rows = _once(rows)
     methods = [Pair(row, row.partner, None) for row in rows if row.partner and "gain" in row.values]
     models = between_models([row for row in rows if row.score == row.score])
     scores: dict[str, np.ndarray] = {}
     for task in grouped(methods + models, lambda pair: (pair.row.run.stage, pair.row.task, pair.row.settings)).values():
         scores |= _scores(task)
     return Tested(_tested(methods, scores), _tested(models, scores))
+
+
+def _once(rows: list[Row]) -> list[Row]:
+    """Without models that were scored on the rows of their own task once more, where their runs are there: the same
+    comparison twice would pass for two, for which Holm corrects."""
+    tuned = {_trained(row.run) for row in rows if row.run.stage == "finetune"}
+    return [row for row in rows if row.run.stage == "finetune" or _trained(row.run) not in tuned]
+
+
+def _trained(run: Run) -> tuple:
+    """What a scored model and its run have in common: the scored task, the one that trained it and how, tokens of a
+    row."""
+    inputs, tuned = run.facts.get("inputs", {}), run.stage == "finetune"
+    tasks = inputs.get("task_sha256"), inputs.get("task_sha256" if tuned else "trained_sha256")
+    own, length = json.dumps(run.own, sort_keys=True), run.facts.get("config", {}).get("length")
+    return *tasks, run.facts.get("task"), weights(run), run.method, own, run.seed, length
 
 
 def between_models(rows: list[Row]) -> list[Pair]:

@@ -91,6 +91,27 @@ def test_a_bare_method_means_one_setting_on_all_tasks_or_a_note_says_otherwise(t
     assert "settings of its own" not in overview.scores(rows, "Scores").note
 
 
+def test_a_run_whose_model_was_scored_on_its_own_task_again_is_tested_once(tmp_path: Path) -> None:
+    """Twice in the table it would be two comparisons for Holm."""
+    start = "a" * 64
+    for seed in range(3):
+        for method, right in (("vanilla", 30 + seed), ("asa", 40 + seed)):
+            tuned(tmp_path, "sst2", method, seed, right, inputs={"task_sha256": "t", "model_sha256": start})
+            for task in ("sst2", "hans"):
+                inputs = {
+                    "task_sha256": "t" if task == "sst2" else "h",
+                    "start_sha256": start,
+                    "trained_sha256": "t",
+                    "model_sha256": "x",
+                }
+                scored = {"stage": "score", "trained_on": "sst2", "inputs": inputs, "request": {}}
+                tuned(tmp_path / "score", task, method, seed, right, **scored)
+    found = comparisons(rows_of(tmp_path)).methods
+    assert [one.row.task for one in found] == ["sst2", "hans after sst2"]
+    rows = [row for row in rows_of(tmp_path) if row.run.stage == "score"]  # the runs lie elsewhere
+    assert [one.row.task for one in comparisons(rows).methods] == ["hans after sst2", "sst2 after sst2"]
+
+
 def test_attacks_with_other_settings_are_told_apart_and_in_the_csv(tmp_path: Path) -> None:
     for steps, median in ((10, 1.0), (2000, 2.0)):
         put(tmp_path / "runs" / str(steps), {**ATTACK, "config": {"steps": steps}}, [], {"median": median, "n": 9})
