@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from finetune.tasks.batches import Encoded
@@ -32,6 +34,10 @@ def told(task: Task) -> str:
     trained = task.facts.get("classes", {}).get("train", {})
     if untrained := [name for name, count in trained.items() if not count]:
         notes.append(f"labels of no training row: {', '.join(untrained)}")
+    notes += [
+        f"{first} and {other} are two classes; if they are one: --task.spellings.{other} {first}"
+        for first, other in islice(_alike(task.labels), 3)
+    ]
     if task.facts.get("compat"):
         notes.append("test chooses the epoch too, as in the papers (--paper_compat)")
     if task.facts.get("partial"):
@@ -39,6 +45,15 @@ def told(task: Task) -> str:
     if task.kind == "token" and task.metrics[0] == "accuracy":
         notes.append("its labels are scored by accuracy, word by word")
     return "; ".join([f"{task.name}: {rows}", *notes])
+
+
+def _alike(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of classes that look like spellings of one: in another case, with a plus, a number with zeros before it."""
+    seen: dict[str, str] = {}
+    for name in names:
+        first = seen.setdefault(re.sub(r"^\+?0*(?=\d)", "", name.casefold()), name)
+        if first != name:
+            yield first, name
 
 
 def of_words(task: str, model: str, length: int, splits: Mapping[str, Encoded]) -> tuple[Counts, Counts, list[str]]:
