@@ -1,5 +1,8 @@
 """The command lines of every stage: `--config FILE`, dotted overrides, --help from the field docs, one-line errors."""
 
+import interrupts  # first: others take a second
+
+# isort: split
 import difflib
 import errno
 import os
@@ -10,7 +13,6 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar, get_origin, get_type_hints
 
 import yaml
@@ -52,18 +54,6 @@ register_type(Path, str, _path, type_check=isinstance)
 
 NULLS = ("null", "Null", "NULL", "~")  # as YAML has it
 DOT = "\N{ONE DOT LEADER}"  # stands for a dot inside a name while the parser reads
-INTERRUPTED = "error: interrupted; run the same command again to go on"
-
-
-def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Ctrl-C while a command is imported, before its guard: a line, too. Anything else keeps its traceback."""
-    if issubclass(kind, KeyboardInterrupt):
-        print(INTERRUPTED, file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
-sys.excepthook = _uncaught
 
 
 def parse(cls: type[T], argv: Sequence[str], prog: str, positional: str = "", show_defaults: bool = True) -> T:
@@ -277,12 +267,12 @@ def guard(work: Callable[[], None], quiet: bool = False) -> int:
         if not quiet:
             print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, RequestError) else 1
-    except KeyboardInterrupt:
-        if not quiet:
-            print(INTERRUPTED, file=sys.stderr)
-        return 130
-    except PermissionError as error:
-        if error.errno != errno.EACCES or error.filename is None:
+    except (KeyboardInterrupt, Exception) as error:
+        if interrupts.is_one(error):
+            if not quiet:
+                print(interrupts.LINE, file=sys.stderr)
+            return 130
+        if not isinstance(error, PermissionError) or error.errno != errno.EACCES or error.filename is None:
             raise
         print(f"error: {error.filename} is closed to this user; mend its permissions, or name another", file=sys.stderr)
         return 2

@@ -55,6 +55,8 @@ def _end(number: int, _: object) -> None:
     removed at the end."""
     import psutil
 
+    import interrupts
+
     below = psutil.Process().children(recursive=True)
     for process in below:
         with suppress(psutil.NoSuchProcess):
@@ -66,7 +68,7 @@ def _end(number: int, _: object) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     if number == signal.SIGINT:
-        raise KeyboardInterrupt
+        interrupts.interrupt(number, None)
     sys.exit(128 + number)
 
 

@@ -4,19 +4,15 @@ Imports are inside the commands: worker processes import this file again and nee
 """
 
 import signal
-from types import FrameType
-from typing import NoReturn
 
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+import interrupts
 
 
 def main() -> None:
     from cli import main
 
     # Batch systems send it; it ends the work as Ctrl-C does.
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupts.interrupt)
     commands = [build, text, dedup, merge, sample, verify, inspect, tokenizer]
     main({command.__name__: command for command in commands}, "data_prep")
 

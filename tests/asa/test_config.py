@@ -1,6 +1,7 @@
 """Configs: what is wrong is refused with one line that names key, value, allowed range and flag."""
 
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from pydantic import AfterValidator, Field
 
+import interrupts
 from asa.config import config, from_dict, save_yaml, sha256_of, to_dict
 from asa.errors import RequestError, WorkError
 from cli import guard, main, parse
@@ -613,6 +615,29 @@ def test_an_interrupt_before_a_command_begins_is_a_line_and_a_bug_is_not(error: 
         assert [line.partition(";")[0] for line in said] == ["error: interrupted"]
     else:
         assert (said[0], said[-1]) == ("Traceback (most recent call last):", error)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_interrupt_that_a_library_makes_another_error_of_is_a_line_as_well(inside: bool) -> None:
+    """As transformers does while it imports, of some 2 in 60: ModuleNotFoundError."""
+    work = """
+import cli, os, signal
+def work():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise RuntimeError("no such module") from None
+"""
+    work += "raise SystemExit(cli.guard(work))" if inside else "work()"
+    done = subprocess.run(
+        [sys.executable, "-c", work],
+        capture_output=True,
+        text=True,
+        check=False,
+        # What a shell starts in the background ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stderr) == (130 if inside else 1, f"{interrupts.LINE}\n")
 
 
 def test_what_is_closed_to_this_user_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CODE = ("asa", "data_prep", "pretrain", "finetune", "launch", "cli.py", "keys.py", "streams.py", "assets")
+CODE = (
+    "asa",
+    "data_prep",
+    "pretrain",
+    "finetune",
+    "launch",
+    "cli.py",
+    "keys.py",
+    "streams.py",
+    "interrupts.py",
+    "assets",
+)
 
 
 def needs(*assets: str) -> pytest.MarkDecorator:
