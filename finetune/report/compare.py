@@ -62,29 +62,15 @@ class Tested(NamedTuple):
 
 def comparisons(rows: list[Row]) -> Tested:
     """Methods against vanilla of the same model, and models against each other with the same method."""
-    rows = _once(rows)
     methods = [Pair(row, row.partner, None) for row in rows if row.partner and "gain" in row.values]
     models = between_models([row for row in rows if row.score == row.score])
     scores: dict[str, np.ndarray] = {}
+    examples: dict[str, int] = {}
     for task in grouped(methods + models, lambda pair: (pair.row.run.stage, pair.row.task, pair.row.settings)).values():
-        scores |= _scores(task)
-    return Tested(_tested(methods, scores), _tested(models, scores))
-
-
-def _once(rows: list[Row]) -> list[Row]:
-    """Without models that were scored on the rows of their own task once more, where their runs are there: the same
-    comparison twice would pass for two, for which Holm corrects."""
-    tuned = {_trained(row.run) for row in rows if row.run.stage == "finetune"}
-    return [row for row in rows if row.run.stage == "finetune" or _trained(row.run) not in tuned]
-
-
-def _trained(run: Run) -> tuple:
-    """What a scored model and its run have in common: the scored task, the one that trained it and how, tokens of a
-    row."""
-    inputs, tuned = run.facts.get("inputs", {}), run.stage == "finetune"
-    tasks = inputs.get("task_sha256"), inputs.get("task_sha256" if tuned else "trained_sha256")
-    own, length = json.dumps(run.own, sort_keys=True), run.facts.get("config", {}).get("length")
-    return *tasks, run.facts.get("task"), weights(run), run.method, own, run.seed, length
+        tables = _tables(task)
+        examples |= {name: hash(table.ids) for name, table in tables.items()}
+        scores |= _scores(tables, task[0].row.metric)
+    return Tested(*(_tested(pairs, scores, examples) for pairs in (methods, models)))
 
 
 def between_models(rows: list[Row]) -> list[Pair]:
@@ -115,14 +101,40 @@ def _in_order(rows: list[Row]) -> list[str]:
     return sorted(place, key=lambda model: (place[model], model))
 
 
-def _tested(pairs: list[Pair], scores: dict[str, np.ndarray]) -> list[Comparison]:
-    """One per task, settings, model, method and what it is held against, in the pairs' order."""
+def _tested(pairs: list[Pair], scores: dict[str, np.ndarray], examples: dict[str, int]) -> list[Comparison]:
+    """One per task, settings, model, method and what it is held against, in the pairs' order.
+
+    Without those of models that were scored on the rows of their own runs once more, where the runs' own is there: the
+    same comparison twice would be two, for which Holm corrects. Args: examples, of which a run has predictions, hashed.
+    """
 
     def what(pair: Pair) -> tuple:
         row = pair.row
         return row.run.stage, row.task, row.settings, row.model, row.method, pair.against
 
-    return [_comparison(same, scores) for same in grouped(pairs, what).values()]
+    runs = {_trained(pair, examples): pair for pair in pairs if pair.row.run.stage == "finetune"}
+
+    def again(pair: Pair) -> bool:
+        alone = pair.row.run.stage == "finetune" or pair.row.run.name not in examples
+        run = None if alone else runs.get(_trained(pair, examples))
+        return run is not None and abs(pair.row.score - run.row.score) <= SAME and abs(pair.gain - run.gain) <= SAME
+
+    return [_comparison(same, scores) for same in grouped(pairs, what).values() if not all(map(again, same))]
+
+
+def _trained(pair: Pair, examples: dict[str, int]) -> tuple:
+    """What a pair of scored models and that of their runs have in common: training and examples."""
+    return pair.against, *((_training(run), examples.get(run.name)) for run in (pair.row.run, pair.partner))
+
+
+def _training(run: Run) -> str:
+    """All that made a model, of its run and of a record of its scores alike."""
+    inputs = run.facts.get("inputs", {})
+    data = inputs.get("trained_sha256" if run.stage == "score" else "task_sha256")
+    of_scores = ("task_sha256", "trained_sha256", "merge", "length")  # which the examples and their score tell
+    known = ((key, value) for key, value in run.shared.items() if key not in of_scores)
+    settings = {key: value for key, value in known if not key.startswith("map.")}
+    return json.dumps([data, settings, weights(run), run.method, run.own, run.seed], sort_keys=True)
 
 
 def _comparison(pairs: list[Pair], scores: dict[str, np.ndarray]) -> Comparison:
@@ -133,15 +145,18 @@ def _comparison(pairs: list[Pair], scores: dict[str, np.ndarray]) -> Comparison:
     return Comparison(pairs[0].row, pairs[0].against, gains, by_seeds(np.asarray(gains)), *by_examples(chance), bare)
 
 
-def _scores(pairs: list[Pair]) -> dict[str, np.ndarray]:
-    """Scores on resampled test sets, by run, of those runs that kept predictions on the examples that most have."""
+def _tables(pairs: list[Pair]) -> dict[str, Sums]:
+    """By run, of those that kept predictions."""
     runs = {run.name: run for pair in pairs for run in (pair.row.run, pair.partner)}
-    metric = pairs[0].row.metric
-    tables = {name: _parts(run, metric) for name, run in runs.items()}
-    known = [(name, table) for name, table in tables.items() if table is not None]
-    if not known:
+    tables = {name: _parts(run, pairs[0].row.metric) for name, run in runs.items()}
+    return {name: table for name, table in tables.items() if table is not None}
+
+
+def _scores(tables: dict[str, Sums], metric: str) -> dict[str, np.ndarray]:
+    """Scores on resampled test sets, by run, of those runs that kept predictions on the examples that most have."""
+    if not tables:
         return {}
-    same = max(grouped(known, lambda one: one[1].ids).values(), key=len)
+    same = max(grouped(list(tables.items()), lambda one: one[1].ids).values(), key=len)
     values = resampled([table.sums_NK for _, table in same], metric)
     return dict(zip((name for name, _ in same), values.T, strict=True))
 

@@ -26,6 +26,7 @@ from finetune.report.write import write
 from tests.finetune.test_report_tasks import predicted, put, tuned
 
 TAU = {"asa": {"tau": 0.3}}
+CONFIG = {"optim": {"lr": 1e-4}}  # of a run on sst2
 ATTACK = {"stage": "robustness", "task": "rte", "model": "m", "reference": "r"}
 
 
@@ -91,25 +92,65 @@ def test_a_bare_method_means_one_setting_on_all_tasks_or_a_note_says_otherwise(t
     assert "settings of its own" not in overview.scores(rows, "Scores").note
 
 
-def test_a_run_whose_model_was_scored_on_its_own_task_again_is_tested_once(tmp_path: Path) -> None:
-    """Twice in the table it would be two comparisons for Holm."""
-    start = "a" * 64
+def again(runs: Path, method: str, seed: int, right: int, **changes: Any) -> None:
+    """A run's model, scored on the run's own rows, of which its task has no others."""
+    inputs = {"task_sha256": "t2", "start_sha256": "a" * 64, "trained_sha256": "t", "model_sha256": "x"}
+    facts = {"stage": "score", "trained_on": "sst2", "request": {}, "classes": {"0": "0", "1": "1"}}
+    facts |= changes | {"inputs": inputs | changes.get("inputs", {})}
+    tuned(runs / "score", "sst2", method, seed, right, **facts)
+
+
+def runs_of_two_methods(runs: Path) -> None:
     for seed in range(3):
         for method, right in (("vanilla", 30 + seed), ("asa", 40 + seed)):
-            tuned(tmp_path, "sst2", method, seed, right, inputs={"task_sha256": "t", "model_sha256": start})
-            for task in ("sst2", "hans"):
-                inputs = {
-                    "task_sha256": "t" if task == "sst2" else "h",
-                    "start_sha256": start,
-                    "trained_sha256": "t",
-                    "model_sha256": "x",
-                }
-                scored = {"stage": "score", "trained_on": "sst2", "inputs": inputs, "request": {}}
-                tuned(tmp_path / "score", task, method, seed, right, **scored)
-    found = comparisons(rows_of(tmp_path)).methods
-    assert [one.row.task for one in found] == ["sst2", "hans after sst2"]
+            tuned(runs, "sst2", method, seed, right, inputs={"task_sha256": "t", "model_sha256": "a" * 64})
+
+
+def test_models_scored_on_the_rows_of_their_own_runs_are_tested_once(tmp_path: Path) -> None:
+    """Twice in the table it would be two comparisons for Holm. The task's hash is of train and dev as well."""
+    runs_of_two_methods(tmp_path)
+    for seed in range(3):
+        for method, right in (("vanilla", 30 + seed), ("asa", 40 + seed)):
+            again(tmp_path, method, seed, right, config=CONFIG)
+    assert [one.row.run.stage for one in comparisons(rows_of(tmp_path)).methods] == ["finetune"]
     rows = [row for row in rows_of(tmp_path) if row.run.stage == "score"]  # the runs lie elsewhere
-    assert [one.row.task for one in comparisons(rows).methods] == ["hans after sst2", "sst2 after sst2"]
+    assert [one.row.task for one in comparisons(rows).methods] == ["sst2 after sst2"]
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "other data": {"inputs": {"trained_sha256": "other"}},
+    "other weights to begin with": {"inputs": {"start_sha256": "b" * 64}},
+    "a setting that methods share": {"config": {"optim": {"lr": 5e-5}}},
+    "a setting of the method": {"config": {"optim": {"lr": 1e-4}, "asa": {"tau": 0.5}}},
+    "another score, as of other lengths": {"right": 1},
+    "another seed": {"seed": 7},
+    "another method": {"method": "pgd"},
+    "other examples": {"ids": "b"},
+    "no predictions": {"ids": None},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_models_that_were_scored_on_a_runs_rows_are_tested_too(other: str, tmp_path: Path) -> None:
+    runs_of_two_methods(tmp_path)
+    changes = dict(OTHERS[other])
+    more, first, name, ids = (changes.pop(*key) for key in (("right", 0), ("seed", 0), ("method", "asa"), ("ids", "")))
+    for seed in range(first, first + 3):
+        for method, right in (("vanilla", 30 + seed % 3), (name, 40 + seed % 3 + more)):
+            again(tmp_path, method, seed, right, **{"config": CONFIG, **changes})
+            file = tmp_path / f"score/sst2/base-{method}-{seed}/predictions/test.npz"
+            save_predictions(file, predicted("accuracy", right, ids or ""))
+    for file in tmp_path.rglob("test.npz") if ids is None else ():
+        file.unlink()
+    assert [one.row.run.stage for one in comparisons(rows_of(tmp_path)).methods] == ["finetune", "score"]
+
+
+def test_scored_models_without_runs_of_their_own_partners_are_tested(tmp_path: Path) -> None:
+    for seed in range(3):
+        tuned(tmp_path, "sst2", "asa", seed, 40, inputs={"task_sha256": "t", "model_sha256": "a" * 64})
+        again(tmp_path, "asa", seed, 40, config=CONFIG)
+        again(tmp_path, "vanilla", seed, 30, config=CONFIG)
+    assert [one.row.run.stage for one in comparisons(rows_of(tmp_path)).methods] == ["score"]
 
 
 def test_attacks_with_other_settings_are_told_apart_and_in_the_csv(tmp_path: Path) -> None:
