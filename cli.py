@@ -3,6 +3,7 @@
 import interrupts  # first: others take a second
 
 # isort: split
+import atexit
 import difflib
 import errno
 import os
@@ -232,6 +233,8 @@ def main(
                 print(f"error: {why}; mend that and repeat it", file=sys.stderr)
             sys.exit(1)
         raise
+    finally:
+        atexit.register(interrupts.end)  # last, hence before what libraries have registered
 
 
 def _dispatch(
@@ -267,12 +270,12 @@ def guard(work: Callable[[], None], quiet: bool = False) -> int:
         if not quiet:
             print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, RequestError) else 1
-    except (KeyboardInterrupt, Exception) as error:
-        if interrupts.is_one(error):
-            if not quiet:
-                print(interrupts.LINE, file=sys.stderr)
-            return 130
-        if not isinstance(error, PermissionError) or error.errno != errno.EACCES or error.filename is None:
+    except KeyboardInterrupt:
+        if not quiet:
+            print(interrupts.LINE, file=sys.stderr)
+        return 130
+    except PermissionError as error:
+        if error.errno != errno.EACCES or error.filename is None:
             raise
         print(f"error: {error.filename} is closed to this user; mend its permissions, or name another", file=sys.stderr)
         return 2

@@ -1,30 +1,45 @@
-"""Ctrl-C as one line wherever it falls: while libraries are imported, too, some of which make another error of it."""
+"""Ctrl-C as one line wherever it falls, and not within imports: libraries make other errors of it there."""
 
 import signal
 import sys
 import threading
 from types import FrameType, TracebackType
-from typing import NoReturn
 
 LINE = "error: interrupted; run the same command again to go on"
-_came = False
+LOOK = 0.05  # seconds between two looks whether an import has ended
+_IMPORTS = "<frozen importlib._bootstrap>"
+_waits = False
 
 
-def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Handler of a signal that is to end the work: as Python's own of SIGINT, and noted."""
-    global _came
-    _came = True
-    raise KeyboardInterrupt
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handler of a signal that is to end the work: KeyboardInterrupt as Python's own of SIGINT, of one that falls into
+    imports when they have ended, or when it comes once more."""
+    global _waits
+    first = number == signal.SIGALRM or not _waits
+    _waits = first and _imports(frame)
+    if _waits:
+        signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, LOOK if _waits else 0)
+    if not _waits:
+        raise KeyboardInterrupt
 
 
-def is_one(error: BaseException) -> bool:
-    """Whether an error is of such a signal, as far as one can tell: nothing fails for another reason after it."""
-    return _came or isinstance(error, KeyboardInterrupt)
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != _IMPORTS:
+        frame = frame.f_back
+    return frame is not None
+
+
+def end() -> None:
+    """For what is still to be done the signal comes too late: of a library's own end it would make a traceback."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if signal.getsignal(signal.SIGINT) is interrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Before a command's guard. Anything else keeps its traceback."""
-    if is_one(error):
+    if issubclass(kind, KeyboardInterrupt):
         print(LINE, file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

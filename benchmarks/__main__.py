@@ -1,5 +1,8 @@
 """python -m benchmarks COMMAND: what steps, runs and their data cost, peers in the same run (docs/benchmarks.md)."""
 
+import interrupts  # first: it tells Ctrl-C in a line
+
+# isort: split
 import ast
 import signal
 import sys
@@ -8,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,12 +54,10 @@ def end_in_order() -> None:
             signal.signal(stop, _end)
 
 
-def _end(number: int, _: object) -> None:
+def _end(number: int, frame: FrameType | None) -> None:
     """Asks all processes below this one to end and, after a while, makes them: their files lie in folders that are
     removed at the end."""
     import psutil
-
-    import interrupts
 
     below = psutil.Process().children(recursive=True)
     for process in below:
@@ -68,7 +70,7 @@ def _end(number: int, _: object) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     if number == signal.SIGINT:
-        interrupts.interrupt(number, None)
+        interrupts.interrupt(number, frame)
     sys.exit(128 + number)
 
 

@@ -1,5 +1,6 @@
 """Configs: what is wrong is refused with one line that names key, value, allowed range and flag."""
 
+import os
 import re
 import signal
 import subprocess
@@ -617,27 +618,69 @@ def test_an_interrupt_before_a_command_begins_is_a_line_and_a_bug_is_not(error: 
         assert (said[0], said[-1]) == ("Traceback (most recent call last):", error)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_an_interrupt_that_a_library_makes_another_error_of_is_a_line_as_well(inside: bool) -> None:
-    """As transformers does while it imports, of some 2 in 60: ModuleNotFoundError."""
-    work = """
-import cli, os, signal
-def work():
-    try:
+IMPORTED = """
+import os, signal, time
+try:
+    for n in range(ASKED):
         os.kill(os.getpid(), signal.SIGINT)
-    except KeyboardInterrupt:
-        raise RuntimeError("no such module") from None
+    time.sleep(0.3)
+except BaseException as error:
+    raise ImportError("a library's own") from None
+print("imported", flush=True)
 """
-    work += "raise SystemExit(cli.guard(work))" if inside else "work()"
+
+
+@pytest.mark.parametrize(("asked", "told"), [(1, interrupts.LINE), (2, "ImportError: a library's own")])
+def test_an_interrupt_waits_for_the_end_of_an_import(asked: int, told: str, tmp_path: Path) -> None:
+    """transformers makes a ModuleNotFoundError of one, and loaders of models a request that is wrong. Who asks twice
+    does not wait."""
+    (tmp_path / "library.py").write_text(IMPORTED.replace("ASKED", str(asked)))
+    code = """
+import sys, time
+import cli
+def work():
+    import library
+    time.sleep(60)
+sys.exit(cli.guard(work))
+"""
     done = subprocess.run(
-        [sys.executable, "-c", work],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=False,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
         # What a shell starts in the background ignores it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    assert (done.returncode, done.stderr) == (130 if inside else 1, f"{interrupts.LINE}\n")
+    assert (done.stderr.splitlines()[-1], done.stdout) == (told, "imported\n" if asked == 1 else "")
+    assert done.returncode == (130 if asked == 1 else 1)
+
+
+@pytest.mark.parametrize("when", ["in an import", "at the end"])
+def test_an_interrupt_of_a_command_that_is_over_is_none(when: str, tmp_path: Path) -> None:
+    """torch has work left at Python's end, of which a traceback came."""
+    ask = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "library.py").write_text(ask if when == "in an import" else "")
+    code = f"""
+import atexit, time
+import cli, interrupts
+interrupts.LOOK = 0.5  # a busy machine may take a while
+def end():
+    {"pass" if when == "in an import" else ask.replace(chr(10), "; ")}
+    time.sleep(1)
+def work(argv):
+    atexit.register(end)
+    import library
+cli.main({{"work": work}}, "prog", ["work"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_what_is_closed_to_this_user_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
