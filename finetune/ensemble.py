@@ -21,6 +21,7 @@ from finetune.predictions import FOLDER, Predictions, Stored, by_row, load_predi
 from finetune.saved import finished, replaceable
 
 FLAG = "--runs (the first arguments)"
+KEPT = ("finetune", "score", "ensemble")  # stages whose runs have predictions
 
 
 def ensemble(config: EnsembleConfig) -> None:
@@ -34,12 +35,13 @@ def ensemble(config: EnsembleConfig) -> None:
     starts = {run: finished(run, FLAG)[0] for run in config.runs}
     if len(tasks := sorted({str(start.get("task")) for start in starts.values()})) > 1:
         raise RequestError(f"the runs are of several tasks: {', '.join(tasks)}; give those of one by {FLAG}")
+    _refuse_twins(starts)
     _same_rows(starts)
     splits = [sorted(file.name for file in (run / FOLDER).glob("*.npz")) for run in config.runs]
     for run, names in zip(config.runs, splits, strict=True):
         if not names:
-            trial = starts[run].get("stage") == "tune"
-            why = "it is a trial of a search, which predicts nothing;" if trial else "make the run anew, or"
+            stage = str(starts[run].get("stage"))
+            why = "make the run anew, or" if stage in KEPT else f"its stage is {stage}, which keeps none;"
             raise RequestError(f"{run} has no predictions ({FOLDER}/*.npz); {why} give others by {FLAG}")
         if other := sorted(set(names) ^ set(splits[0])):
             raise RequestError(f"{run} and {config.runs[0]} have not both {FOLDER}/{other[0]}; give others by {FLAG}")
@@ -87,6 +89,16 @@ def _mean(members: Iterable[np.ndarray]) -> np.ndarray:
     for logits_NC in members:
         logs, count = np.logaddexp(logs, log_softmax(logits_NC.astype(np.float64), axis=-1)), count + 1
     return logs - np.log(count)
+
+
+def _refuse_twins(starts: dict[Path, dict[str, Any]]) -> None:
+    """Raises RequestError where a run counts twice: in another folder, or as a member of an ensemble."""
+    seen: dict[str, Path] = {}
+    for run, start in starts.items():
+        members = start.get("inputs", {}).get("sha256", []) if start.get("stage") == "ensemble" else []
+        for sha256 in (manifest.file_sha256(run / record.NAME), *members):
+            if (other := seen.setdefault(sha256, run)) != run:
+                raise RequestError(f"{other} and {run} are, or have, the same run; leave one of them out of {FLAG}")
 
 
 def _same_rows(starts: dict[Path, dict[str, Any]]) -> None:

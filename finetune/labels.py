@@ -39,13 +39,20 @@ def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, st
             wanted = _NOT_ENTAILED
         place = exact.get(asked, places.get(wanted, by_number.get(index) if name not in given else None))
         if place is None:
-            raise RequestError(f"class {name!r} of {where} is none of {', '.join(ours)}; set --map.{name}")
+            what = f"map.{name} = {asked!r}" if name in given else f"class {name!r} of {where}"
+            raise RequestError(f"{what} is none of {', '.join(ours)}; set --map.{name}")
         found.append(place)
     if lost := [name for index, name in enumerate(ours) if index not in found]:
         raise RequestError(
             f"{where} never predicts {lost[0]!r}, its classes are {', '.join(theirs)}; leave the task out"
         )
     return found
+
+
+def refuse_map(given: Mapping[str, str], task: str, kind: str) -> None:
+    """Raises RequestError for classes' counterparts where the task's kind has no classes."""
+    for name in given:
+        raise RequestError(f"map.{name}: {task} is of kind {kind}, which has no classes; leave --map out")
 
 
 def _plain(name: str) -> str:

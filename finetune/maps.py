@@ -72,7 +72,8 @@ def read(config: MapsConfig) -> Maps:
 
 def _tokens(folder: Path, text: str, flag: str) -> tuple[list[str], dict[str, Tensor]]:
     tokenizer = hf.check_reader(folder, flag)
-    inputs = dict(tokenizer(text, return_tensors="pt"))
+    with hf.quiet():  # of a text that is too long it would warn; we refuse it
+        inputs = dict(tokenizer(text, return_tensors="pt"))
     length = inputs["input_ids"].shape[1]
     hf.check_model(folder, flag, length)
     return [str(tokenizer.convert_ids_to_tokens(i)) for i in inputs["input_ids"][0].tolist()], inputs

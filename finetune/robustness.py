@@ -34,7 +34,8 @@ def robustness(config: RobustnessConfig) -> None:
     """Attack every model on every task; finished records are kept. Prints a table per task.
 
     Raises: RequestError for a wrong input, before anything is attacked, and for a task of which no row is classified
-        right by all models; WorkError for damaged files or a loss that is not finite.
+        right by all models, or where the reference resists on none; WorkError for damaged files or a loss that is not
+        finite.
     """
     if config.reference not in config.models:
         raise RequestError(f"reference = {config.reference!r}, allowed: {', '.join(config.models)}; set --reference")
@@ -74,9 +75,9 @@ def _attack(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> No
         if not kept(folder, own, config.overwrite):  # refused before the radii of its rows are lost
             replaceable(folder, "robustness")
     radius_E = radii_of(subjects[config.reference], rows, config, facts)
-    print(f"  {config.reference} resists at none of the radii; rows left out: {int((radius_E == 0).sum())}")
+    print(f"  rows left out, where {config.reference} resists at none of the radii: {int((radius_E == 0).sum())}")
     if not radius_E.any():
-        raise WorkError(f"{config.reference} resists nowhere on {task.name}; lower --radius or raise --radii")
+        raise RequestError(f"{config.reference} resists nowhere on {task.name}; lower --radius or raise --radii")
     _table({name: _compare(one, task, rows, radius_E, config, facts) for name, one in subjects.items()})
 
 

@@ -18,7 +18,7 @@ from asa.places import check_folder, clear
 from asa.record import Record
 from finetune.claims import in_turn
 from finetune.evaluation_config import ScoreConfig
-from finetune.labels import Merge, label_map, merged
+from finetune.labels import Merge, label_map, merged, refuse_map
 from finetune.lineage import scored_ones, told
 from finetune.metrics import score
 from finetune.predictions import FOLDER, Predictions, by_row, predict, save_predictions, stored
@@ -87,6 +87,8 @@ def pair(saved: Saved, task: Task, config: ScoreConfig) -> Pair:
         )
     length_of(saved, config.length, FLAG)
     named = task.kind in ("classification", "token")
+    if not named:
+        refuse_map(config.map, task.name, task.kind)
     places = label_map(saved.labels, task.labels, config.map, str(saved.folder)) if named else []
     return Pair(saved, task, places, config.out / task.name / saved.name)
 

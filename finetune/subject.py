@@ -15,7 +15,7 @@ from asa.perturb import Room
 from asa.signal import Perturb
 from finetune.attack import Look, Worst, attack
 from finetune.evaluation_config import RobustnessConfig
-from finetune.labels import label_map
+from finetune.labels import label_map, refuse_map
 from finetune.predictions import predict
 from finetune.saved import Saved, device, encoded, length_of, module_of
 from finetune.tasks.batches import Encoded
@@ -44,6 +44,7 @@ def places_of(name: str, saved: Saved, task: Task, config: RobustnessConfig) -> 
         raise RequestError(f"{saved.folder} is for kind {saved.kind}, {task.name} is {task.kind}; set {flag}")
     length_of(saved, config.length, flag)
     if task.kind != "classification":
+        refuse_map(config.map, task.name, task.kind)
         return []
     places = label_map(saved.labels, task.labels, config.map, str(saved.folder))
     if len(places) > len(task.labels):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asa.errors import RequestError
-from asa.places import whole
+from asa.places import check_file, whole
 from finetune.evaluation_config import SubmitConfig
 from finetune.predictions import FOLDER, Stored, load_predictions
 from finetune.saved import finished
@@ -53,6 +53,7 @@ def submit(config: SubmitConfig) -> None:
     """
     if config.out.suffix != ".zip":
         raise RequestError(f"out = {config.out}: allowed ending .zip; set --out")
+    check_file(config.out, "--out")
     runs = _by_task(config.runs)
     sheets = {sheet.name: text(sheet, runs[sheet.task]) for sheet in SHEETS if sheet.task in runs}
     missing = [sheet.name for sheet in SHEETS if sheet.name not in sheets]

@@ -116,9 +116,10 @@ def test_a_signal_ends_what_waits_for_a_reader() -> None:
 def fill(pipe: int, writer: "subprocess.Popen[bytes]") -> None:
     """Wait until a process has filled a pipe, or the rest of a test says nothing. How many bytes that are depends on
     the sizes of its writes, which with Python 3.13 leave 12 KiB of 64: it is when no more come."""
-    before = found = 0
-    while found < 40_000 or found != before:
+    before, found, until = 0, 0, time.monotonic() + 60
+    while found < fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) // 2 or found != before:
         assert writer.poll() is None
+        assert time.monotonic() < until
         time.sleep(0.2)
         before, found = found, unread_bytes(pipe)
 

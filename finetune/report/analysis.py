@@ -85,11 +85,11 @@ def shares_by_layer(masked: list[Masked]) -> Table:
         overall = mean_sd([float(one.shares.mean()) for one in same], 100, 1)
         cells.append([same[0].row.lettered, model, method, str(len(same)), *shares, overall])
     figures = ["n", *[f"Layer {layer}, %" for layer in range(layers)], "All layers, %"]
-    return Table("Masked share after training", ["Task", "Model", "Method", *figures], cells, 3)
+    return Table("Masked share, last log line", ["Task", "Model", "Method", *figures], cells, 3)
 
 
 def layers_and_tasks(masked: list[Masked], name: str) -> Plot:
-    """ASA's Figure 5: masked share after training by layer, and its mean over the layers."""
+    """ASA's Figure 5: masked share of the last log line by layer, and its mean over the layers."""
     groups = grouped(masked, _group)
     means = [np.mean([one.shares for one in same], axis=0) for same in groups.values()]
     shares = dict(zip(_labels(list(groups)), means, strict=True))
@@ -107,8 +107,9 @@ def layers_and_tasks(masked: list[Masked], name: str) -> Plot:
         right.set_xlabel("masked share, mean over layers, %")
 
     seen = "; ".join(f"{line} {' / '.join(percent(share, 1) for share in values)}" for line, values in shares.items())
-    alt = f"Masked share after training, bottom layer first: {seen}."
-    caption = "Left: by layer. Right: mean over the layers, same colours. Last log line of each run, mean over seeds."
+    alt = f"Masked share of the last log line, bottom layer first: {seen}."
+    caption = "Left: by layer. Right: mean over the layers, same colours. Last log line of each run, a mean over its"
+    caption += " steps (--log_every); mean over seeds."
     picture = draw(name, WIDTH, max(3.2, 1 + 0.25 * len(shares)), paint)
     return Plot("Masked share by layer and task", picture, alt, caption)
 

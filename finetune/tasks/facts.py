@@ -5,7 +5,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from finetune.tasks.batches import Encoded
@@ -13,6 +12,7 @@ from finetune.tasks.split import repeated
 from finetune.tasks.task import Choices, Kind, Split, Task, Text, scored
 
 Counts = dict[str, int]
+PAIRS = 3  # of classes in a note; a column may have thousands
 NOTES = {
     "repeated": "also among the training rows",
     "chosen": "scored and also among the rows that choose the epoch",
@@ -34,10 +34,9 @@ def told(task: Task) -> str:
     trained = task.facts.get("classes", {}).get("train", {})
     if untrained := [name for name, count in trained.items() if not count]:
         notes.append(f"labels of no training row: {', '.join(untrained)}")
-    notes += [
-        f"{first} and {other} are two classes; if they are one: --task.spellings.{other} {first}"
-        for first, other in islice(_alike(task.labels), 3)
-    ]
+    if alike := [f"{first} and {other}" for first, other in _alike(task.labels)]:
+        more = f" and {len(alike) - PAIRS} more" if len(alike) > PAIRS else ""
+        notes.append(f"classes that look like spellings of one (--task.spellings): {', '.join(alike[:PAIRS])}{more}")
     if task.facts.get("compat"):
         notes.append("test chooses the epoch too, as in the papers (--paper_compat)")
     if task.facts.get("partial"):
@@ -48,11 +47,11 @@ def told(task: Task) -> str:
 
 
 def _alike(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Pairs of classes that look like spellings of one: in another case, with a plus, a number with zeros before it."""
+    """Pairs of classes that differ in case alone, or are one whole number."""
     seen: dict[str, str] = {}
     for name in names:
-        first = seen.setdefault(re.sub(r"^\+?0*(?=\d)", "", name.casefold()), name)
-        if first != name:
+        form = str(int(name)) if re.fullmatch(r"[-+]?\d{1,100}", name) else name.casefold()
+        if (first := seen.setdefault(form, name)) != name:
             yield first, name
 
 

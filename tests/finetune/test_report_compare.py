@@ -299,7 +299,7 @@ def test_what_is_not_known_is_told_as_such_and_not_drawn(tmp_path: Path) -> None
     html = (tmp_path / "out" / "report.html").read_text()
     assert html.count("<figure>") == 2  # the masked shares alone
     assert "nan" not in page.replace("finetune", "").lower()
-    assert 'aria-label="Masked share after training, bottom layer first: ax 25.0% / n/a."' in html
+    assert 'aria-label="Masked share of the last log line, bottom layer first: ax 25.0% / n/a."' in html
     assert "The task has no labelled test rows" in page
     assert "No run on ax has a test score." in page
     assert r"| a\|b | asa | 1 |" in page

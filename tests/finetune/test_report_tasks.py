@@ -220,7 +220,7 @@ def test_every_gain_has_its_tests_and_the_least_p_is_told(page: str) -> None:
 
 
 def test_masking_is_told_by_layer_and_by_tau(page: str) -> None:
-    assert table(page, "Masked share after training")[1] == ["mrpc", "base", "asa", "3", "30.0", "10.0", "20.0 ± 0.0"]
+    assert table(page, "Masked share, last log line")[1] == ["mrpc", "base", "asa", "3", "30.0", "10.0", "20.0 ± 0.0"]
     assert [row[3:6] for row in table(page, "Score and masked share by tau")[1:]] == [
         ["0.1", "1", "75.00 ± n/a"],
         ["0.3", "3", "86.67 ± 1.67"],

@@ -1,5 +1,6 @@
 """The attack on losses whose maximum in the ball is known, then the command on models."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from asa import record
 from asa.config import from_dict
-from asa.errors import RequestError, WorkError
+from asa.errors import RequestError
 from asa.perturb import Room
 from finetune import robustness as command
 from finetune.attack import Look, Worst, attack
@@ -282,13 +283,15 @@ def test_wrong_requests_of_the_command_are_one_line(asked: dict[str, Any], model
             robustness(RobustnessConfig(**{**asked, **changes}))
     with pytest.raises(RequestError, match=r"radii = 9+: .*, allowed: 1 <= radii <= 1000000, set --radii"):
         from_dict(RobustnessConfig, {**asked, "radii": 10**22 - 1})
-    with pytest.raises(WorkError, match="one resists nowhere on colours; lower --radius"):
+    with pytest.raises(RequestError, match="one resists nowhere on colours; lower --radius"):
         robustness(RobustnessConfig(**{**asked, "radius": 1e4, "radii": 1, "steps": 30}))
 
 
 def test_answers_that_a_row_has_not_take_no_part(asked: dict[str, Any], model_folder: Path, tmp_path: Path) -> None:
     model = find(saved(tmp_path / "choice", model_folder, ["score"], kind="choice"), "--models.choice")
     config = RobustnessConfig(**{**asked, "batch": 5})
+    with pytest.raises(RequestError, match=r"map\.a: .* is of kind choice, which has no classes; leave --map out"):
+        prepare("choice", model, small_task("choice"), replace(config, map={"a": "b"}))
     one = prepare("choice", model, small_task("choice"), config)
     rows = np.arange(len(one.data))
     worst = attacked(one, rows, np.full(len(rows), 0.1), config, "attack")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +396,12 @@ def test_classes_find_their_counterpart(
             {},
             "class 'same' of it is none of entailment, neutral, contradiction; set --map",
         ),
+        (
+            ["same", "b", "c"],
+            NLI,
+            {"same": "no"},
+            "map.same = 'no' is none of entailment, neutral, contradiction; set --map",
+        ),
         (["same", "other"], NLI, {}, r"it has 2 classes \(same, other\), the task 3 \(.*\); leave the task out"),
         (["entailment", "neutral", "x"], NLI, {"x": "neutral"}, "it never predicts 'contradiction'"),
         (["entailment", "not_entailment", "x"], NLI, {}, "set --map.not_entailment"),
@@ -481,6 +488,9 @@ def test_models_of_every_kind_are_scored(kind: Kind, model_folder: Path, tmp_pat
     model = find(saved(tmp_path / "model", model_folder, labels, kind=kind), "--models")
     config = request(tmp_path, tmp_path / "out", model.folder, length=16)
     one = pair(model, task, config)
+    if kind != "token":
+        with pytest.raises(RequestError, match=rf"map\.a: .* is of kind {kind}, which has no classes; leave --map out"):
+            pair(model, task, replace(config, map={"a": "b"}))
     module = module_of(model, torch.device("cpu"), "--models")
     end = score_one(one, module, config, {})
     kept = load_predictions(one.folder / FOLDER / "test.npz")

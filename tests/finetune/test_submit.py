@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -13,7 +14,7 @@ from scipy.special import softmax
 
 from asa import record
 from asa.config import from_dict
-from asa.errors import RequestError, WorkError
+from asa.errors import RequestError
 from asa.record import Record
 from finetune import __main__ as commands
 from finetune.ensemble import ensemble
@@ -41,7 +42,7 @@ def run_of(
 ) -> Path:
     """A finished run's folder."""
     facts = {"stage": stage, "task": task, "model": "tiny", "method": "vanilla", "seed": 0, "inputs": inputs or {}}
-    lines = Record(folder, facts)
+    lines = Record(folder, facts | {"request": {"out": str(folder)}})
     for name, these in splits.items():
         save_predictions(folder / FOLDER / f"{name}.npz", these)
     lines.end(end)
@@ -179,9 +180,11 @@ def test_what_the_server_would_refuse_is_refused(glue: dict[str, Path], tmp_path
 def test_an_out_that_cannot_be_written_is_one_line_and_leaves_nothing(glue: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "glue.zip"
     out.mkdir()
-    with pytest.raises(WorkError, match="cannot be written"):
-        submit(SubmitConfig(runs=(glue["wnli"],), out=out, partial=True))
-    assert list(tmp_path.iterdir()) == [out]
+    (file := tmp_path / "file").write_text("")
+    for wrong, told in ((out, "glue.zip is a folder; set --out to a file"), (file / "x.zip", "set another --out")):
+        with pytest.raises(RequestError, match=told):
+            submit(SubmitConfig(runs=(glue["wnli"],), out=wrong, partial=True))
+    assert sorted(tmp_path.iterdir()) == [file, out]
 
 
 def test_an_ensemble_never_takes_the_place_of_a_member(tmp_path: Path) -> None:
@@ -275,6 +278,19 @@ def test_a_word_that_one_member_has_cut_off_counts_as_cut_off(tmp_path: Path) ->
     assert facts["test_accuracy"] == 1
 
 
+def test_a_run_counts_once_in_an_ensemble(tmp_path: Path) -> None:
+    """The report said three models where two had voted, one of them twice."""
+    same = {"test": stored("classification", [[0, 1]], [1])}
+    one, two, three = (run_of(tmp_path / name, "a", same) for name in "123")
+    copy, both = tmp_path / "copy", tmp_path / "both"
+    shutil.copytree(one, copy)
+    ensemble(EnsembleConfig(runs=(one, two), out=both))
+    for runs in ((one, two, copy), (both, three, two), (three, two, both)):
+        with pytest.raises(RequestError, match=r"are, or have, the same run; leave one of them out of --runs"):
+            ensemble(EnsembleConfig(runs=runs, out=tmp_path / "out"))
+    ensemble(EnsembleConfig(runs=(both, three), out=tmp_path / "out"))
+
+
 def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     one = run_of(tmp_path / "1", "a", {"test": stored("classification", [[0, 1]], [1])})
     other = run_of(tmp_path / "2", "a", {"test": stored("classification", [[0, 1]], [0])})
@@ -291,7 +307,7 @@ def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ((one, task), "several tasks: a, b"),
         ((one, more), rf"{more} and {one} have not both predictions/mm.npz; give others"),
         ((one, bare), rf"{bare} has no predictions \(.*; make the run anew"),
-        ((one, trial), r"has no predictions \(.*; it is a trial of a search, which predicts nothing; give others by"),
+        ((one, trial), r"has no predictions \(.*; its stage is tune, which keeps none; give others by"),
     ):
         with pytest.raises(RequestError, match=told):
             ensemble(EnsembleConfig(runs=runs, out=tmp_path / "out"))

@@ -207,16 +207,19 @@ def test_a_label_that_no_training_row_has_is_told(tmp_path: Path) -> None:
     assert "no training row" not in told(task(**files))
 
 
-def test_classes_that_look_like_one_are_told_with_the_flag_that_makes_them_one(tmp_path: Path) -> None:
-    labels = ["yes", "no", "Yes", "+1", "1", "10"]
-    files: dict[str, Any] = {}
-    for name in ("train", "dev", "test"):
-        rows = [{"text": f"{name} {word}", "label": word} for word in labels]
-        files[name] = [write(tmp_path / f"{name}.jsonl", rows)]
-    notes = told(task(**files)).split("; ", 1)[1]
-    one, other = (f"{pair} are two classes; if they are one: --task.spellings." for pair in ("+1 and 1", "Yes and yes"))
-    assert notes == f"{one}1 +1; {other}yes Yes"
-    assert "two classes" not in told(task(**files, spellings={"1": "+1", "yes": "Yes"}))
+def test_classes_that_look_like_spellings_of_one_are_told(tmp_path: Path) -> None:
+    def said(*labels: str, **keys: Any) -> str:
+        files: dict[str, Any] = {}
+        for name in ("train", "dev", "test"):
+            rows = [{"text": f"{name} {word}", "label": word} for word in labels]
+            files[name] = [write(tmp_path / f"{name}.jsonl", rows)]
+        return told(task(**files, **keys)).partition("; ")[2]
+
+    begin = "classes that look like spellings of one (--task.spellings): "
+    names = ["yes", "Yes", "007", "7", "-01", "-1", "GROSS", "gro\u00df", "7a", "07a", "10", "1"]
+    assert said(*names) == f"{begin}-01 and -1, 007 and 7, GROSS and gro\u00df and 1 more"
+    assert said("yes", "Yes", "no") == f"{begin}Yes and yes"
+    assert said("yes", "Yes", "no", spellings={"yes": "Yes"}) == ""
 
 
 def test_rows_without_any_text_are_told(tmp_path: Path) -> None:
