@@ -78,6 +78,7 @@ def given(
     cls: Any, argv: Sequence[str], prog: str, positional: str = "", show_defaults: bool = False
 ) -> dict[str, Any]:
     """As parse, but the keys alone that files and flags give, checked and nested; what is not given is left out."""
+    interrupts.due()
     if {"-h", "--help"}.intersection(argv):
         argv = ["--help"]  # whatever else is wrong
     with refuse_deep(argv):
@@ -98,7 +99,9 @@ def given(
             action.metavar = "[ITEM,...]" if action.dest in lists else action.metavar
         printing = any(part.partition("=")[0] == "--print_config" for part in arguments)  # and then the program ends
         namespace = parser.parse_args(_dotted(cls, arguments), defaults=printing and show_defaults)
-        return {key: _without_paths(value) for key, value in namespace.as_dict().items() if key != "config"}
+        found = {key: _without_paths(value) for key, value in namespace.as_dict().items() if key != "config"}
+    interrupts.begin()
+    return found
 
 
 def _without_paths(value: Any) -> Any:

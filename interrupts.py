@@ -1,40 +1,53 @@
-"""Ctrl-C as one line wherever it falls, and not within imports: libraries make other errors of it there."""
+"""Ctrl-C as one line wherever it falls. While a command's modules are loaded it waits: libraries make other errors of
+it there. When the command is over it comes too late: of a library's own end it would make a traceback."""
 
 import signal
 import sys
 import threading
 from types import FrameType, TracebackType
+from typing import Literal
 
 LINE = "error: interrupted; run the same command again to go on"
-LOOK = 0.05  # seconds between two looks whether an import has ended
 _IMPORTS = "<frozen importlib._bootstrap>"
+_phase: Literal["starts", "works", "over"] = "starts"
 _waits = False
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handler of a signal that is to end the work: KeyboardInterrupt as Python's own of SIGINT, of one that falls into
-    imports when they have ended, or when it comes once more."""
+    """Handler of a signal that is to end the work: KeyboardInterrupt as Python's own of SIGINT, or kept until `due`.
+    One that comes once more is not kept."""
     global _waits
-    first = number == signal.SIGALRM or not _waits
-    _waits = first and _imports(frame)
-    if _waits:
-        signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, LOOK if _waits else 0)
-    if not _waits:
+    kept = _phase == "over" or (_phase == "starts" and _imports(frame))
+    if _waits or not kept:
         raise KeyboardInterrupt
+    _waits = True
+
+
+def due() -> None:
+    """Raises KeyboardInterrupt for a signal that was kept."""
+    global _waits
+    if _waits:
+        _waits = False
+        raise KeyboardInterrupt
+
+
+def begin() -> None:
+    """All that a command needs is loaded: from now on no signal is kept, lest it falls where others are held back."""
+    global _phase
+    due()
+    _phase = "works"
+
+
+def end() -> None:
+    """The command is over."""
+    global _phase, _waits
+    _phase, _waits = "over", False
 
 
 def _imports(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_filename != _IMPORTS:
         frame = frame.f_back
     return frame is not None
-
-
-def end() -> None:
-    """For what is still to be done the signal comes too late: of a library's own end it would make a traceback."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    if signal.getsignal(signal.SIGINT) is interrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -70,7 +70,7 @@ def _end(number: int, frame: FrameType | None) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     if number == signal.SIGINT:
-        interrupts.interrupt(number, frame)
+        return interrupts.interrupt(number, frame)
     sys.exit(128 + number)
 
 

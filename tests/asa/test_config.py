@@ -619,68 +619,65 @@ def test_an_interrupt_before_a_command_begins_is_a_line_and_a_bug_is_not(error: 
 
 
 IMPORTED = """
-import os, signal, time
+import os, signal
 try:
     for n in range(ASKED):
         os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.3)
 except BaseException as error:
     raise ImportError("a library's own") from None
 print("imported", flush=True)
 """
 
 
-@pytest.mark.parametrize(("asked", "told"), [(1, interrupts.LINE), (2, "ImportError: a library's own")])
-def test_an_interrupt_waits_for_the_end_of_an_import(asked: int, told: str, tmp_path: Path) -> None:
-    """transformers makes a ModuleNotFoundError of one, and loaders of models a request that is wrong. Who asks twice
-    does not wait."""
-    (tmp_path / "library.py").write_text(IMPORTED.replace("ASKED", str(asked)))
-    code = """
-import sys, time
+COMMAND = """
+import atexit, os, signal
 import cli
-def work():
-    import library
-    time.sleep(60)
-sys.exit(cli.guard(work))
+from asa.config import config
+@config
+class Request:
+    n: int = 1
+def work(argv):
+    FIRST
+    THEN
+cli.main({"work": work}, "prog", ["work"])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
+LOAD, PARSE = "import library", 'cli.parse(Request, argv, "prog"); print("begun", flush=True)'
+
+
+def asked(folder: Path, first: str, then: str, times: int = 1) -> "subprocess.CompletedProcess[str]":
+    """A command that loads a library, in which SIGINT comes so many times, and parses its flags."""
+    (folder / "library.py").write_text(IMPORTED.replace("ASKED", str(times)))
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND.replace("FIRST", first).replace("THEN", then)],
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": str(folder)},
         # What a shell starts in the background ignores it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    assert (done.stderr.splitlines()[-1], done.stdout) == (told, "imported\n" if asked == 1 else "")
-    assert done.returncode == (130 if asked == 1 else 1)
 
 
-@pytest.mark.parametrize("when", ["in an import", "at the end"])
-def test_an_interrupt_of_a_command_that_is_over_is_none(when: str, tmp_path: Path) -> None:
+def test_an_interrupt_waits_while_modules_are_loaded(tmp_path: Path) -> None:
+    """transformers makes a ModuleNotFoundError of one, and loaders of models a request that is wrong."""
+    done = asked(tmp_path, LOAD, PARSE)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "imported\n", f"{interrupts.LINE}\n")
+    helped = asked(tmp_path, LOAD, 'cli.parse(Request, ["--help"], "prog")')
+    assert (helped.returncode, helped.stdout, helped.stderr) == (130, "imported\n", f"{interrupts.LINE}\n")
+
+
+def test_an_interrupt_that_comes_twice_or_in_the_work_does_not_wait(tmp_path: Path) -> None:
+    twice, late = asked(tmp_path, LOAD, PARSE, times=2), asked(tmp_path, PARSE, LOAD)
+    assert (twice.returncode, twice.stdout) == (1, "")
+    assert (late.returncode, late.stdout) == (1, "begun\n")
+    assert twice.stderr.endswith(own := "ImportError: a library's own\n")
+    assert late.stderr.endswith(own)
+
+
+def test_an_interrupt_of_a_command_that_is_over_is_none(tmp_path: Path) -> None:
     """torch has work left at Python's end, of which a traceback came."""
-    ask = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    (tmp_path / "library.py").write_text(ask if when == "in an import" else "")
-    code = f"""
-import atexit, time
-import cli, interrupts
-interrupts.LOOK = 0.5  # a busy machine may take a while
-def end():
-    {"pass" if when == "in an import" else ask.replace(chr(10), "; ")}
-    time.sleep(1)
-def work(argv):
-    atexit.register(end)
-    import library
-cli.main({{"work": work}}, "prog", ["work"])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = asked(tmp_path, PARSE, "atexit.register(os.kill, os.getpid(), signal.SIGINT)")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n", "")
 
 
 def test_what_is_closed_to_this_user_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
