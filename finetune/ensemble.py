@@ -95,10 +95,15 @@ def _refuse_twins(starts: dict[Path, dict[str, Any]]) -> None:
     """Raises RequestError where a run counts twice: in another folder, or as a member of an ensemble."""
     seen: dict[str, Path] = {}
     for run, start in starts.items():
-        members = start.get("inputs", {}).get("sha256", []) if start.get("stage") == "ensemble" else []
-        for sha256 in (manifest.file_sha256(run / record.NAME), *members):
+        for sha256 in _records(run, start):
             if (other := seen.setdefault(sha256, run)) != run:
                 raise RequestError(f"{other} and {run} are, or have, the same run; leave one of them out of {FLAG}")
+
+
+def _records(run: Path, start: dict[str, Any]) -> list[str]:
+    """Hashes of a run's record and, of an ensemble, of those of its members and theirs."""
+    members = start.get("inputs", {}).get("sha256", []) if start.get("stage") == "ensemble" else []
+    return [manifest.file_sha256(run / record.NAME), *members]
 
 
 def _same_rows(starts: dict[Path, dict[str, Any]]) -> None:
@@ -137,7 +142,10 @@ def _facts(runs: Sequence[Path], starts: dict[Path, dict[str, Any]]) -> dict[str
         "method": "+".join(methods),
         "trained_on": None if trained == {str(first.get("task"))} else "+".join(sorted(trained)) or None,
         "members": members,
-        "inputs": {"runs": [str(run) for run in runs], "sha256": [manifest.file_sha256(r / record.NAME) for r in runs]},
+        "inputs": {
+            "runs": [str(run) for run in runs],
+            "sha256": [sha256 for run in runs for sha256 in _records(run, starts[run])],
+        },
         "command": sys.argv,
         "environment": record.environment(),
     }

@@ -92,27 +92,31 @@ def test_a_bare_method_means_one_setting_on_all_tasks_or_a_note_says_otherwise(t
     assert "settings of its own" not in overview.scores(rows, "Scores").note
 
 
-def again(runs: Path, method: str, seed: int, right: int, **changes: Any) -> None:
-    """A run's model, scored on the run's own rows, of which its task has no others."""
+def again(runs: Path, method: str, seed: int, right: int, task: str = "sst2", **changes: Any) -> None:
+    """A run's model, scored on the run's own rows, of which its task has no others, or on as many of another task."""
     inputs = {"task_sha256": "t2", "start_sha256": "a" * 64, "trained_sha256": "t", "model_sha256": "x"}
     facts = {"stage": "score", "trained_on": "sst2", "request": {}, "classes": {"0": "0", "1": "1"}}
     facts |= changes | {"inputs": inputs | changes.get("inputs", {})}
-    tuned(runs / "score", "sst2", method, seed, right, **facts)
+    facts["config"] = changes.get("config", CONFIG) | {"length": 32, "merge": "sum"}
+    tuned(runs / "score", task, method, seed, right, **facts)
 
 
-def runs_of_two_methods(runs: Path) -> None:
+def runs_of_two_methods(runs: Path, length: int = 32, more: int = 0) -> None:
+    inputs = {"task_sha256": "t", "model_sha256": "a" * 64}
     for seed in range(3):
-        for method, right in (("vanilla", 30 + seed), ("asa", 40 + seed)):
-            tuned(runs, "sst2", method, seed, right, inputs={"task_sha256": "t", "model_sha256": "a" * 64})
+        for method, right in (("vanilla", 30 + seed), ("asa", 40 + seed + more)):
+            config = CONFIG | {"length": length}
+            tuned(runs, "sst2", method, seed, right, config=config, inputs=inputs)
 
 
 def test_models_scored_on_the_rows_of_their_own_runs_are_tested_once(tmp_path: Path) -> None:
     """Twice in the table it would be two comparisons for Holm. The task's hash is of train and dev as well."""
     runs_of_two_methods(tmp_path)
+    runs_of_two_methods(tmp_path / "longer", 48, more=1)
     for seed in range(3):
         for method, right in (("vanilla", 30 + seed), ("asa", 40 + seed)):
             again(tmp_path, method, seed, right, config=CONFIG)
-    assert [one.row.run.stage for one in comparisons(rows_of(tmp_path)).methods] == ["finetune"]
+    assert [one.row.run.stage for one in comparisons(rows_of(tmp_path)).methods] == ["finetune", "finetune"]
     rows = [row for row in rows_of(tmp_path) if row.run.stage == "score"]  # the runs lie elsewhere
     assert [one.row.task for one in comparisons(rows).methods] == ["sst2 after sst2"]
 
@@ -122,7 +126,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "other weights to begin with": {"inputs": {"start_sha256": "b" * 64}},
     "a setting that methods share": {"config": {"optim": {"lr": 5e-5}}},
     "a setting of the method": {"config": {"optim": {"lr": 1e-4}, "asa": {"tau": 0.5}}},
-    "another score, as of other lengths": {"right": 1},
+    "another gain, as of other lengths": {"right": (0, 1)},
+    "another score of the method alone": {"right": (1, 0)},
+    "other scores and no other gain": {"right": (1, 1)},
+    "another task with as many rows": {"task": "hans"},
+    "a seed more": {"seeds": 4},
     "another seed": {"seed": 7},
     "another method": {"method": "pgd"},
     "other examples": {"ids": "b"},
@@ -134,11 +142,12 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_other_models_that_were_scored_on_a_runs_rows_are_tested_too(other: str, tmp_path: Path) -> None:
     runs_of_two_methods(tmp_path)
     changes = dict(OTHERS[other])
-    more, first, name, ids = (changes.pop(*key) for key in (("right", 0), ("seed", 0), ("method", "asa"), ("ids", "")))
-    for seed in range(first, first + 3):
-        for method, right in (("vanilla", 30 + seed % 3), (name, 40 + seed % 3 + more)):
-            again(tmp_path, method, seed, right, **{"config": CONFIG, **changes})
-            file = tmp_path / f"score/sst2/base-{method}-{seed}/predictions/test.npz"
+    defaults = (("right", (0, 0)), ("seed", 0), ("seeds", 3), ("method", "asa"), ("ids", ""), ("task", "sst2"))
+    more, first, seeds, name, ids, task = (changes.pop(*key) for key in defaults)
+    for seed in range(first, first + seeds):
+        for method, right in (("vanilla", 30 + seed % 7 + more[0]), (name, 40 + seed % 7 + more[1])):
+            again(tmp_path, method, seed, right, task, **{"config": CONFIG, **changes})
+            file = tmp_path / f"score/{task}/base-{method}-{seed}/predictions/test.npz"
             save_predictions(file, predicted("accuracy", right, ids or ""))
     for file in tmp_path.rglob("test.npz") if ids is None else ():
         file.unlink()
@@ -147,7 +156,8 @@ def test_other_models_that_were_scored_on_a_runs_rows_are_tested_too(other: str,
 
 def test_scored_models_without_runs_of_their_own_partners_are_tested(tmp_path: Path) -> None:
     for seed in range(3):
-        tuned(tmp_path, "sst2", "asa", seed, 40, inputs={"task_sha256": "t", "model_sha256": "a" * 64})
+        inputs = {"task_sha256": "t", "model_sha256": "a" * 64}
+        tuned(tmp_path, "sst2", "asa", seed, 40, config=CONFIG | {"length": 32}, inputs=inputs)
         again(tmp_path, "asa", seed, 40, config=CONFIG)
         again(tmp_path, "vanilla", seed, 30, config=CONFIG)
     assert [one.row.run.stage for one in comparisons(rows_of(tmp_path)).methods] == ["score"]

@@ -285,10 +285,10 @@ def test_a_run_counts_once_in_an_ensemble(tmp_path: Path) -> None:
     copy, both = tmp_path / "copy", tmp_path / "both"
     shutil.copytree(one, copy)
     ensemble(EnsembleConfig(runs=(one, two), out=both))
-    for runs in ((one, two, copy), (both, three, two), (three, two, both)):
+    ensemble(EnsembleConfig(runs=(both, three), out=tmp_path / "all"))
+    for runs in ((one, two, copy), (both, three, two), (three, two, both), (tmp_path / "all", two)):
         with pytest.raises(RequestError, match=r"are, or have, the same run; leave one of them out of --runs"):
             ensemble(EnsembleConfig(runs=runs, out=tmp_path / "out"))
-    ensemble(EnsembleConfig(runs=(both, three), out=tmp_path / "out"))
 
 
 def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
