@@ -17,11 +17,10 @@ from asa.places import check_folder, clear
 from asa.record import Record
 from finetune.evaluation_config import EnsembleConfig
 from finetune.metrics import score
-from finetune.predictions import FOLDER, Predictions, Stored, by_row, load_predictions, save_predictions
+from finetune.predictions import FOLDER, STAGES, Predictions, Stored, by_row, load_predictions, save_predictions
 from finetune.saved import finished, replaceable
 
 FLAG = "--runs (the first arguments)"
-KEPT = ("finetune", "score", "ensemble")  # stages whose runs have predictions
 
 
 def ensemble(config: EnsembleConfig) -> None:
@@ -41,7 +40,7 @@ def ensemble(config: EnsembleConfig) -> None:
     for run, names in zip(config.runs, splits, strict=True):
         if not names:
             stage = str(starts[run].get("stage"))
-            why = "make the run anew, or" if stage in KEPT else f"its stage is {stage}, which keeps none;"
+            why = "make the run anew, or" if stage in STAGES else f"its stage is {stage}, which keeps none;"
             raise RequestError(f"{run} has no predictions ({FOLDER}/*.npz); {why} give others by {FLAG}")
         if other := sorted(set(names) ^ set(splits[0])):
             raise RequestError(f"{run} and {config.runs[0]} have not both {FOLDER}/{other[0]}; give others by {FLAG}")

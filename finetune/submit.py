@@ -8,12 +8,11 @@ from typing import NamedTuple
 from asa.errors import RequestError
 from asa.places import check_file, whole
 from finetune.evaluation_config import SubmitConfig
-from finetune.predictions import FOLDER, Stored, load_predictions
+from finetune.predictions import FOLDER, STAGES, Stored, load_predictions
 from finetune.saved import finished
 from finetune.tasks.spec import named
 
 FLAG = "--runs"
-STAGES = ("finetune", "score", "ensemble")  # whose records have predictions
 BINARY = ("0", "1")
 TWO_WAY = ("entailment", "not_entailment")
 THREE_WAY = ("entailment", "neutral", "contradiction")
