@@ -134,7 +134,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "another seed": {"seed": 7},
     "another method": {"method": "pgd"},
     "other examples": {"ids": "b"},
-    "no predictions": {"ids": None},
+    "no predictions": {"bare": "base-*"},
+    "no predictions of what it is held against": {"bare": "base-vanilla-*"},
+    "no predictions of the method": {"bare": "base-asa-*"},
 }
 
 
@@ -142,14 +144,22 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_other_models_that_were_scored_on_a_runs_rows_are_tested_too(other: str, tmp_path: Path) -> None:
     runs_of_two_methods(tmp_path)
     changes = dict(OTHERS[other])
-    defaults = (("right", (0, 0)), ("seed", 0), ("seeds", 3), ("method", "asa"), ("ids", ""), ("task", "sst2"))
-    more, first, seeds, name, ids, task = (changes.pop(*key) for key in defaults)
+    defaults = (
+        ("right", (0, 0)),
+        ("seed", 0),
+        ("seeds", 3),
+        ("method", "asa"),
+        ("ids", ""),
+        ("task", "sst2"),
+        ("bare", ""),
+    )
+    more, first, seeds, name, ids, task, bare = (changes.pop(*key) for key in defaults)
     for seed in range(first, first + seeds):
         for method, right in (("vanilla", 30 + seed % 7 + more[0]), (name, 40 + seed % 7 + more[1])):
             again(tmp_path, method, seed, right, task, **{"config": CONFIG, **changes})
             file = tmp_path / f"score/{task}/base-{method}-{seed}/predictions/test.npz"
-            save_predictions(file, predicted("accuracy", right, ids or ""))
-    for file in tmp_path.rglob("test.npz") if ids is None else ():
+            save_predictions(file, predicted("accuracy", right, ids))
+    for file in tmp_path.rglob(f"{bare}/predictions/test.npz") if bare else ():
         file.unlink()
     assert [one.row.run.stage for one in comparisons(rows_of(tmp_path)).methods] == ["finetune", "score"]
 
