@@ -21,7 +21,7 @@ from finetune.claims import in_turn
 from finetune.evaluation_config import RobustnessConfig
 from finetune.lineage import check_unseen, told
 from finetune.radii import radii_of
-from finetune.saved import Saved, find, kept, replaceable, tasks_of
+from finetune.saved import Saved, find, kept, length_of, replaceable, tasks_of
 from finetune.subject import Subject, attacked, places_of, prepare
 from finetune.tasks.task import Task
 
@@ -52,9 +52,20 @@ def robustness(config: RobustnessConfig) -> None:
             folder, facts = _record(name, one, config, _facts(task, saved, config))
             if not kept(folder, facts, config.overwrite):
                 replaceable(folder, "robustness")
+    if note := _cut_apart(saved, config):
+        print(note, flush=True)
     for task in tasks:
         with in_turn(config.out, f"{task.name}/{config.reference}"):
             _attack(task, saved, config)
+
+
+def _cut_apart(saved: dict[str, Saved], config: RobustnessConfig) -> str:
+    """A line where one model is shown less of a long text than another; else empty."""
+    lengths = {name: length_of(one, config.length, f"--models.{name}") for name, one in saved.items()}
+    if len(set(lengths.values())) < 2:
+        return ""
+    told = ", ".join(f"{length} for {name}" for name, length in lengths.items())
+    return f"note: texts are cut at other lengths ({told}); --length {min(lengths.values())} cuts them alike"
 
 
 def _attack(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> None:

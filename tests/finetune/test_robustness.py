@@ -20,7 +20,7 @@ from finetune.attack import Look, Worst, attack
 from finetune.evaluation_config import RobustnessConfig
 from finetune.radii import RADII
 from finetune.robustness import EXAMPLES, robustness
-from finetune.saved import find
+from finetune.saved import Saved, find
 from finetune.subject import attacked, prepare
 from tests.finetune.conftest import CLASSES, small_task
 from tests.finetune.test_score import saved, waiting
@@ -259,6 +259,23 @@ def test_classes_without_names_in_common_are_mapped(asked: dict[str, Any], model
     # The task's red, green, blue are the model's vert, bleu, rouge.
     assert one.data.labels is not None
     assert [int(label) for label in one.data.labels] == [[1, 2, 0][int(label)] for label in labels]  # type: ignore[arg-type]
+
+
+def test_models_that_cut_texts_at_other_lengths_are_told_of(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = {asked["models"]["one"]: 16, asked["models"]["two"]: 12}
+
+    def cut(path: Path, flag: str) -> Saved:
+        return find(path, flag)._replace(run={"config": {"length": lengths[path]}})
+
+    monkeypatch.setattr(command, "find", cut)
+    own = RobustnessConfig(**{**asked, "length": None})
+    robustness(own)
+    line = "note: texts are cut at other lengths (16 for one, 12 for two); --length 12 cuts them alike"
+    assert line in capsys.readouterr().out
+    robustness(RobustnessConfig(**{**asked, "length": 12, "out": asked["out"] / "alike"}))
+    assert "note" not in capsys.readouterr().out
 
 
 def test_summaries_are_plain_medians() -> None:

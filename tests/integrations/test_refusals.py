@@ -1,6 +1,8 @@
 """What AdversarialTrainer refuses: one line that says what to change, before anything is trained."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -401,3 +403,9 @@ def test_a_question_without_an_answer_is_refused(tmp_path: Path) -> None:
     data[5]["labels"] = torch.tensor(-100)
     with pytest.raises(RequestError, match="label -100, for 'choice' each needs one"):
         build(tmp_path, model=tiny_bert("choice"), train_dataset=data).train()
+
+
+def test_without_accelerate_the_line_says_what_to_install() -> None:
+    program = "import sys; sys.modules['accelerate'] = None; import asa.integrations.transformers"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.endswith("ModuleNotFoundError: asa.integrations needs accelerate; pip install '.[trainer]'\n")
