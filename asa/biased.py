@@ -103,7 +103,9 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         return None
     if seat.whole_config is not None:
         check_attention(seat.whole_config._attn_implementation)
-    last = now.perturb.last or len(h_BLD)
+    last = len(h_BLD) if now.perturb.last is None else now.perturb.last
+    if not 1 <= last <= len(h_BLD):
+        raise RequestError(f"Perturb.last = {last}, allowed: 1 to the pass's {len(h_BLD)} rows, or None for all")
     seen_BLL, keys = _masks(now, _mask(args, kwargs), h_BLD, last, additive=not seat.family.score_method)
     weights = partial(_weights, module, args, kwargs, seen_BLL)
     fused = partial(_fused, module, h_BLD[-last:])
@@ -113,6 +115,7 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         return None
     if keep is None:
         return None
+    _check_map(keep, last, h_BLD.shape[1])
     keep = keep.to(h_BLD.dtype) if keep.dtype == torch.bool else keep
     keep_B1LL, seen_B1LL = keep if keep.dim() == 4 else keep.unsqueeze(1), seen_BLL.unsqueeze(1)
     if seat.config.empty_row == "unmasked":
@@ -127,6 +130,16 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         seat.keep_B1LL = keep_B1LL
         return None
     return _with_mask(bias(keep_B1LL, seen_B1LL, _score_dtype(h_BLD)), args, kwargs)
+
+
+def _check_map(keep: Tensor, rows: int, length: int) -> None:
+    """Raises RequestError for a map that is none, of which broadcasting might make another. Sizes of 1 stand for all;
+    the number of heads is left to attention."""
+    sizes = zip((*keep.shape[:1], *keep.shape[-2:]), (rows, length, length), strict=False)
+    if keep.dim() in (3, 4) and all(size in (1, full) for size, full in sizes):
+        return
+    allowed = f"[{rows}, {length}, {length}], or [{rows}, heads, {length}, {length}]"
+    raise RequestError(f"Perturb.attend gave a map of {list(keep.shape)}, allowed: {allowed}; sizes of 1 stand for all")
 
 
 def _fused(module: Any, h_BLD: Tensor) -> torch.dtype | None:

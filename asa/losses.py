@@ -23,7 +23,12 @@ def task_loss(out: Output, batch: Batch) -> Tensor:
     """Cross entropy, or squared error for regression: the sum over labelled units / Batch.total_labels."""
     labels = batch.labels.flatten()
     if batch.kind == "regression":
-        return F.mse_loss(out.logits.float().squeeze(-1), labels.float(), reduction="sum") / batch.total_labels
+        if out.logits.numel() != labels.numel():  # else each number would be compared with each label
+            raise RequestError(
+                f"the head gives {list(out.logits.shape)} numbers for {labels.numel()} labels, a regression has one a"
+                " row; give a model with num_labels = 1"
+            )
+        return F.mse_loss(out.logits.float().flatten(), labels.float(), reduction="sum") / batch.total_labels
     if fused.losses_supported(out.logits):
         return fused.cross_entropies(out.logits.flatten(0, -2), labels).sum() / batch.total_labels
     loss = F.nll_loss(out.log_probs.flatten(0, -2), labels, reduction="sum", ignore_index=IGNORE)

@@ -102,6 +102,8 @@ def to_batch(kind: Kind, inputs: Mapping[str, Any], total: Totals) -> Batch:
     labels, positions = inputs["labels"], None
     if kind != "token":
         labels = labels.flatten()
+    if kind != "regression":
+        labels = labels.long()  # torch's losses take some integers and not others
     if kind == "mlm":
         positions = _labelled(kind, labels).nonzero().squeeze(-1)
         labels = labels[positions]

@@ -100,3 +100,22 @@ def test_an_empty_row_option_that_would_do_nothing_is_refused() -> None:
         RequestError, match=r"set --asa.masked_score or --asa.empty_row$"
     ):  # and none that mends nothing
         from_dict(MethodsConfig, {"asa": {"empty_row": "uniform"}})
+
+
+@pytest.mark.parametrize("shape", [(ROWS, LENGTH), (LENGTH, LENGTH), (ROWS - 1, LENGTH, LENGTH), (ROWS, 1, LENGTH + 1)])
+def test_a_map_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    model, batch = tiny_bert(), tiny_batch()
+    attach(model)
+    with pytest.raises(RequestError, match=rf"gave a map of \[{', '.join(map(str, shape))}\], allowed: \["):
+        hidden(model, batch, [torch.ones(shape)] * 2)
+
+
+@pytest.mark.parametrize("last", [0, -1, ROWS + 1])
+def test_rows_that_a_pass_has_not_cannot_be_attacked(last: int) -> None:
+    model, batch = tiny_bert(), tiny_batch()
+    attach(model)
+    with (
+        pytest.raises(RequestError, match=f"last = {last}, allowed: 1 to the pass's {ROWS} rows"),
+        perturbed(model, Perturb(attend=attend_to(random_keeps(0)), last=last)),
+    ):
+        model(**batch.inputs)

@@ -237,3 +237,10 @@ def test_a_softmax_across_the_batch_is_refused_where_a_pass_has_a_part_of_it() -
     assert divergence(clean, other, batch, config)["asa"] > 0
     with pytest.raises(RequestError, match=r"compares all 6 rows of a batch, and one pass has 3; set --asa"):
         divergence(clean, other, replace(batch, total_rows=6, total_labels=6), config)
+
+
+@pytest.mark.parametrize("count", [3, ROWS])
+def test_a_regression_of_several_numbers_a_row_is_refused(count: int) -> None:
+    batch = tiny_batch("regression")
+    with pytest.raises(RequestError, match=rf"gives \[{ROWS}, {count}\] numbers for {ROWS} labels"):
+        task_loss(Output(torch.zeros(ROWS, count)), batch)
