@@ -32,6 +32,7 @@ from keys import (
     names_of,
     quoted,
     refuse_deep,
+    refuse_entries,
     refuse_nested,
     sequences,
     told,
@@ -82,7 +83,7 @@ def given(
     if {"-h", "--help"}.intersection(argv):
         argv = ["--help"]  # whatever else is wrong
     with refuse_deep(argv):
-        arguments = _bracketed(cls, _files_first(cls, _with_entries(_named(cls, list(argv), positional))))
+        arguments = _bracketed(cls, _files_first(cls, _with_entries(cls, _named(cls, list(argv), positional))))
         _refuse_sixties(cls, arguments)
         _refuse_misread(cls, arguments)
         parser = _Parser(prog=prog, description=cls.__doc__, cls=cls, positional=positional)
@@ -130,7 +131,7 @@ def _named(cls: Any, argv: list[str], positional: str) -> list[str]:
     return [f"--{positional}", as_yaml(given) if positional in sequences(cls) else given[0], *rest]
 
 
-def _with_entries(argv: list[str]) -> list[str]:
+def _with_entries(cls: Any, argv: list[str]) -> list[str]:
     """Every `--config FILE:ENTRY` with the entry's content in its place, which the parser takes as well as a file."""
     split = [piece for part in argv for piece in (part.split("=", 1) if part.startswith("--config=") else [part])]
     for index in range(1, len(split)):
@@ -142,7 +143,7 @@ def _with_entries(argv: list[str]) -> list[str]:
         if colon and file.endswith(".yaml"):
             split[index] = as_yaml(entry(Path(file), name))
         elif os.path.isfile(split[index]):
-            keys_of(Path(split[index]))  # a wrong one would be a traceback of the parser's
+            refuse_entries(cls, Path(split[index]))  # and what is wrong: else a traceback of the parser's
     return split
 
 

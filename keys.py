@@ -96,6 +96,19 @@ def entry(file: Path, name: str) -> dict[str, Any]:
     return entries[name]
 
 
+def refuse_entries(cls: Any, file: Path) -> None:
+    """Raises RequestError for a file of several entries that is given as a whole, else as keys_of."""
+    keys, known = keys_of(file), get_type_hints(cls).keys()
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, dict) and any(str(key).split(".")[0] in known for key in value)
+
+    if keys and not any(str(key).split(".")[0] in known for key in keys) and all(map(fits, keys.values())):
+        raise RequestError(
+            f"{file} holds entries and no keys; set --config {file}: and one of {', '.join(map(str, keys))}"
+        )
+
+
 def keys_of(file: Path) -> dict[str, Any]:
     """What a YAML file holds. Raises RequestError where that is not keys with their values."""
     try:

@@ -29,8 +29,10 @@ def text(config: TextConfig) -> None:
         work = partial(write_part, config.min_chars)
         facts = count_up(space.run("text", work, parts[index::count], space.out, config.workers))
         if not facts["kept"] and count == 1:
-            why = f"every one was dropped: {facts['dropped']}" if facts["dropped"] else "no pages and no text in it"
-            raise Fruitless(f"{', '.join(found)}: no documents in it ({why}); give a pages-articles dump or text")
+            counts = ", ".join(f"{count:,} {reason}" for reason, count in facts["dropped"].items())
+            why = f"every one was dropped: {counts}" if counts else "no pages and no text in it"
+            also = ", or lower --min_chars" if "too short" in facts["dropped"] else ""
+            raise Fruitless(f"{', '.join(found)}: no documents in it ({why}); give a pages-articles dump or text{also}")
         manifest.write(space.out, "documents", {"documents": facts, **made_from})
     print_documents(facts["kept"], facts["dropped"])
     print(f"written to {config.out}")

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 import yaml
 
+from asa import manifest, record
 from asa.errors import RequestError
 from asa.places import check_folder, whole
 from finetune.config import ReportConfig
@@ -23,10 +24,10 @@ from finetune.report.sections import sections
 def write(config: ReportConfig) -> None:
     """Write the three files and the figures, and print the path of the page.
 
-    Raises: RequestError when there is no run below config.runs, or config.out is no folder; WorkError for a damaged
-        file, or one that cannot be written.
+    Raises: RequestError when there is no run below config.runs, or config.out is no folder, or another's; WorkError for
+        a damaged file, or one that cannot be written.
     """
-    check_folder(config.out, "--out")
+    _check_place(config.out)
     runs = collect(config.runs)
     tuned, trained = tuned_rows(runs, config.repeated), pretrain_rows(runs)
     tested = comparisons(tuned)
@@ -54,9 +55,18 @@ def write(config: ReportConfig) -> None:
     for section in content["sections"]:
         for plot in section.plots:
             _put(config.out / "figures" / f"{plot.picture.name}.png", plot.picture.png)
-    for name in ("report.md", "report.html"):
+    for name in ("report.html", "report.md"):  # in this order, by which _check_place knows its own
         _put(config.out / name, templates.get_template(f"{name}.j2").render(content))
     print(config.out / "report.html")
+
+
+def _check_place(out: Path) -> None:
+    """Raises RequestError where the report would lie among another command's files or replace somebody's own."""
+    check_folder(out, "--out")
+    if others := [name for name in (manifest.NAME, record.NAME, "config.json") if (out / name).exists()]:
+        raise RequestError(f"{out} has a {others[0]} and is no report's folder; set another --out")
+    if (out / "report.md").exists() and not (out / "report.html").exists():
+        raise RequestError(f"{out} has a report.md without a report.html, so it is not replaced; set another --out")
 
 
 def _summary(runs: list[Run], tuned: list[Row], trained: list[Row]) -> list[str]:

@@ -289,6 +289,9 @@ def test_a_config_without_entries_and_one_without_a_name_are_told(tmp_path: Path
     path.write_text("folder: x\n")
     with pytest.raises(RequestError, match=rf"has no entries, only keys of one request; set --config {path}$"):
         parse(Outer, ["--config", f"{path}:none"], "prog")
+    path.write_text("one: {inner.rate: 1}\ntwo: {folder: x}\n")
+    with pytest.raises(RequestError, match=rf"holds entries and no keys; set --config {path}: and one of one, two$"):
+        parse(Outer, ["--folder", "x", "--config", str(path)], "prog")
     for flag in (["--config", ""], ["--config="]):
         with pytest.raises(RequestError, match="--config needs a value"):
             parse(Outer, ["--folder", "x", *flag], "prog")

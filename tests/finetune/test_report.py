@@ -420,6 +420,17 @@ def test_a_folder_that_cannot_be_made_is_named(runs: Path) -> None:
         write(ReportConfig(runs=runs, out=Path("/proc/no/report")))
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl", "config.json", "report.md"])
+def test_anothers_folder_is_left_as_it_is(runs: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / name).write_text("mine")
+    with pytest.raises(RequestError, match=f"own has a {name} .*; set another --out"):
+        write(ReportConfig(runs=runs, out=tmp_path / "own"))
+    assert [path.name for path in (tmp_path / "own").iterdir()] == [name]
+    write(ReportConfig(runs=runs, out=tmp_path / "report"))
+    write(ReportConfig(runs=runs, out=tmp_path / "report"))  # its own is replaced
+
+
 def test_a_report_of_unfinished_runs_alone_says_so(tmp_path: Path) -> None:
     tuned(tmp_path / "runs", "asa", 0, None)
     put(tmp_path / "runs" / "empty", None, [], None)

@@ -592,6 +592,11 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
             r"metrics: 'f1', allowed for kind choice: accuracy; set --task.metrics",
         ),
         (
+            [{"text": f"{n}"} for n in (0, 1)],
+            {"label": "text"},
+            "task.label is 'text', which is a column of --task.text",
+        ),
+        (
             [{"text": "x", "label": n} for n in (0, 1)],
             {"subsets": "text", "extra": {"x": ["t.jsonl"]}},
             "no file t.jsonl; set --task.extra.x",
@@ -663,6 +668,13 @@ def test_no_files_and_no_place_are_told(tmp_path: Path) -> None:
 def test_classes_that_are_none_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=re.escape(message)):
         task(submit=[write(tmp_path / "t.csv", [{"text": "x"}])], **keys)
+
+
+def test_a_standard_task_says_where_its_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "STANDARD", tmp_path)
+    (tmp_path / "people.yaml").write_text("train: [train.csv]\n")
+    with pytest.raises(RequestError, match=r"people.yaml: there is no train.csv; add sources: \[\{at: FOLDER\}\]"):
+        specs.named("people")
 
 
 def test_a_message_about_a_standard_task_names_data(tmp_path: Path) -> None:
