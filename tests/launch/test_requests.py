@@ -176,7 +176,10 @@ def test_a_wrong_request_ends_with_one_line_before_anything_is_written(
 
 TUNING = {
     "unknown method": (["--methods", "vanilla,freelp"], "no method 'freelp'; did you mean 'freelb'?"),
-    "a flag of pre-training": (["--hostfile", "x"], "unknown key 'hostfile'"),
+    "a flag of pre-training": (
+        ["--hostfile", "x"],
+        "unknown key 'hostfile'; a command of `python -m launch` may take it",
+    ),
     "no such model": (["--models.tiny", "nowhere"], "give a Hugging Face model folder by --models.tiny"),
     "more processes than cores": (["--nproc", "3"], "nproc = 3: allowed: 1 to 2 on this machine"),
     "more ranks than cores": (["--ranks", "3"], "ranks = 3: allowed: 1 to 2 on this machine"),
@@ -399,3 +402,7 @@ def test_a_command_that_needs_no_model_loads_none_nor_the_other_stage(command: s
     loaded = set(said.splitlines()[-1].split())
     assert {f"{command}.config", "asa.attention", "torch"} <= loaded
     assert not loaded & {"transformers.modeling_utils", "asa.biased", "sklearn", "scipy.stats", "deepspeed", other}
+
+
+def test_the_launchers_flags_are_known_for_its_own_where_they_are_not_read() -> None:
+    assert set(cli.LAUNCHER) == {*field_names(ClusterOptions), *field_names(FinetuneOptions)}
