@@ -55,7 +55,7 @@ def _path(given: Any) -> Path:
 register_type(Path, str, _path, type_check=isinstance)
 
 NULLS = ("null", "Null", "NULL", "~")  # as YAML has it
-LAUNCHER = ("nproc", "ranks", "dry_run", "hostfile", "node_rank", "master_addr", "master_port", "slurm", "nodes")
+LAUNCHER = "nproc ranks dry_run hostfile node_rank master_addr master_port slurm nodes partition time sbatch".split()
 DOT = "\N{ONE DOT LEADER}"  # stands for a dot inside a name while the parser reads
 
 
@@ -315,9 +315,7 @@ class _Parser(ArgumentParser):
             fail(f"--{added[1]}+ is no flag, a list is given whole; set --{added[1]} A,B")
         if unknown := _unknown_key(line):
             if unknown in LAUNCHER:
-                fail(
-                    f"unknown key {unknown!r}; a command of `python -m launch` may take it, as a flag alone; see --help"
-                )
+                fail(f"unknown key {unknown!r}; a command of `python -m launch` may take it, by a flag; see --help")
             hint = difflib.get_close_matches(unknown, field_names(self.cls), n=1, cutoff=0.5)
             fail(f"unknown key {unknown!r}; {did_you_mean(hint)}--help lists all keys")
         if stray := re.search(r"unrecognized arguments: (\S+)", line):
