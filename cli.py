@@ -55,7 +55,8 @@ def _path(given: Any) -> Path:
 register_type(Path, str, _path, type_check=isinstance)
 
 NULLS = ("null", "Null", "NULL", "~")  # as YAML has it
-LAUNCHER = "nproc ranks dry_run hostfile node_rank master_addr master_port slurm nodes partition time sbatch".split()
+LAUNCHER = {"nproc", "ranks", "dry_run", "hostfile", "node_rank", "master_addr", "master_port", "slurm", "nodes"}
+LAUNCHER |= {"partition", "time", "sbatch"}
 DOT = "\N{ONE DOT LEADER}"  # stands for a dot inside a name while the parser reads
 
 

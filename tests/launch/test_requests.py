@@ -405,4 +405,4 @@ def test_a_command_that_needs_no_model_loads_none_nor_the_other_stage(command: s
 
 
 def test_the_launchers_flags_are_known_for_its_own_where_they_are_not_read() -> None:
-    assert set(cli.LAUNCHER) == {*field_names(ClusterOptions), *field_names(FinetuneOptions)}
+    assert cli.LAUNCHER == {*field_names(ClusterOptions), *field_names(FinetuneOptions)}
