@@ -315,8 +315,10 @@ class _Parser(ArgumentParser):
         if (added := re.search(r"unrecognized arguments: --([\w.]+)\+", line)) and added[1] in sequences(self.cls):
             fail(f"--{added[1]}+ is no flag, a list is given whole; set --{added[1]} A,B")
         if unknown := _unknown_key(line):
-            if unknown in LAUNCHER:
-                fail(f"unknown key {unknown!r}; a command of `python -m launch` may take it, by a flag; see --help")
+            stage = re.fullmatch(r"(?:python -m )?(finetune|pretrain) (run|tune)", self.prog)
+            if stage and unknown in LAUNCHER:
+                name = stage[1] if stage[2] == "run" else stage[2]
+                fail(f"unknown key {unknown!r}; `python -m launch {name}` may take it as a flag, see its --help")
             hint = difflib.get_close_matches(unknown, field_names(self.cls), n=1, cutoff=0.5)
             fail(f"unknown key {unknown!r}; {did_you_mean(hint)}--help lists all keys")
         if stray := re.search(r"unrecognized arguments: (\S+)", line):

@@ -99,14 +99,18 @@ def entry(file: Path, name: str) -> dict[str, Any]:
 def refuse_entries(cls: Any, file: Path) -> None:
     """Raises RequestError for a file of several entries that is given as a whole, else as keys_of."""
     keys, known = keys_of(file), get_type_hints(cls).keys()
+    inner = [value.keys() if isinstance(value, dict) else None for value in keys.values()]
+    names = [str(name) for name in keys]
+    if file.suffix != ".yaml" or len(names) < 2 or None in inner or any(_first(name) in known for name in names):
+        return  # a single group may be another command's
+    if any(_first(key) in known for part in inner for key in part or ()):
+        one = ", ".join(name for name in names if ":" not in name)
+        raise RequestError(f"{file} holds entries and no keys; set --config {file}: and one of {one}")
 
-    def fits(value: Any) -> bool:
-        return isinstance(value, dict) and any(str(key).split(".")[0] in known for key in value)
 
-    if keys and not any(str(key).split(".")[0] in known for key in keys) and all(map(fits, keys.values())):
-        raise RequestError(
-            f"{file} holds entries and no keys; set --config {file}: and one of {', '.join(map(str, keys))}"
-        )
+def _first(key: object) -> str:
+    """Of a dotted key."""
+    return str(key).partition(".")[0]
 
 
 def keys_of(file: Path) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if keep is None:
         return None
     _check_map(keep, last, h_BLD.shape[1])
+    keep = keep.expand(last, *keep.shape[1:])  # what follows counts its rows
     keep = keep.to(h_BLD.dtype) if keep.dtype == torch.bool else keep
     keep_B1LL, seen_B1LL = keep if keep.dim() == 4 else keep.unsqueeze(1), seen_BLL.unsqueeze(1)
     if seat.config.empty_row == "unmasked":

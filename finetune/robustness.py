@@ -52,17 +52,16 @@ def robustness(config: RobustnessConfig) -> None:
             folder, facts = _record(name, one, config, _facts(task, saved, config))
             if not kept(folder, facts, config.overwrite):
                 replaceable(folder, "robustness")
-    if note := _cut_apart(saved, config):
-        print(note, flush=True)
     for task in tasks:
         with in_turn(config.out, f"{task.name}/{config.reference}"):
             _attack(task, saved, config)
 
 
-def _cut_apart(saved: dict[str, Saved], config: RobustnessConfig) -> str:
-    """A line where one model is shown less of a long text than another; else empty."""
-    lengths = {name: length_of(one, config.length, f"--models.{name}") for name, one in saved.items()}
-    if len(set(lengths.values())) < 2:
+def _cut_apart(subjects: dict[str, Subject], config: RobustnessConfig) -> str:
+    """A line where one model may be shown less of a text than another; else empty."""
+    lengths = {name: length_of(one.saved, config.length, f"--models.{name}") for name, one in subjects.items()}
+    cuts = any(max(one.data.lengths) >= lengths[name] for name, one in subjects.items())
+    if not cuts or len(set(lengths.values())) < 2:
         return ""
     told = ", ".join(f"{length} for {name}" for name, length in lengths.items())
     return f"note: texts are cut at other lengths ({told}); --length {min(lengths.values())} cuts them alike"
@@ -71,6 +70,8 @@ def _cut_apart(saved: dict[str, Saved], config: RobustnessConfig) -> str:
 def _attack(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> None:
     """Every model on one task."""
     subjects = {name: prepare(name, one, task, config) for name, one in saved.items()}
+    if note := _cut_apart(subjects, config):
+        print(note, flush=True)
     right = sorted(set.intersection(*(one.right for one in subjects.values())))
     if not right:
         raise RequestError(f"no row of {task.name} is classified right by all models; leave one out, or the task")

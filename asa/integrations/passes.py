@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from asa.batch import Batch
@@ -14,6 +13,15 @@ from asa.methods.base import add
 from asa.model import Output, TaskModel
 from asa.optim import OptimConfig
 from asa.signal import Perturb, Tap
+
+try:
+    from accelerate import Accelerator
+except ModuleNotFoundError as error:
+    if error.name != "accelerate":
+        raise
+    raise ModuleNotFoundError(
+        "AdversarialTrainer needs accelerate; pip install '.[trainer]'", name=error.name
+    ) from None
 
 
 class AcceleratedPasses(Passes):

@@ -102,8 +102,6 @@ def to_batch(kind: Kind, inputs: Mapping[str, Any], total: Totals) -> Batch:
     labels, positions = inputs["labels"], None
     if kind != "token":
         labels = labels.flatten()
-    if kind != "regression":
-        labels = labels.long()  # torch's losses take some integers and not others
     if kind == "mlm":
         positions = _labelled(kind, labels).nonzero().squeeze(-1)
         labels = labels[positions]
@@ -121,8 +119,10 @@ def _check(kind: Kind, inputs: Mapping[str, Any], classes: int | None) -> None:
                 f"a training batch has no tensor {name!r}, only {', '.join(inputs)}; mend the data set or its collator"
             )
     ids, labels = inputs["input_ids"], inputs["labels"]
-    if kind != "regression" and labels.is_floating_point():
-        raise RequestError(f"labels are {labels.dtype}, for {kind!r} they must be integers; mend the data set")
+    if (
+        kind != "regression" and labels.dtype != torch.long
+    ):  # of smaller ones torch's losses take some, and not all -100
+        raise RequestError(f"labels are {labels.dtype}, for {kind!r} they must be torch.int64; mend the data set")
     if kind == "regression" and not labels.isfinite().all():
         raise RequestError("a label is no finite number, which 'regression' needs; mend the data set")
     if kind == "choice" and ids.dim() != 3:

@@ -1,5 +1,6 @@
 """Runs -> report.html, report.md with its figures, report.csv: a pure function of the files below the runs folder."""
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -19,6 +20,10 @@ from finetune.report.export import table_csv
 from finetune.report.labels import differences, grouped, letters, method_labels
 from finetune.report.rows import Row, evaluated_rows, pretrain_rows, tuned_rows
 from finetune.report.sections import sections
+
+_TITLE = b"Adversarial training of text encoders: report"
+MARKS = {"report.md": _TITLE, "report.html": _TITLE, "report.csv": b"stage,task,model,"}
+"""What the files begin with, among other things."""
 
 
 def write(config: ReportConfig) -> None:
@@ -55,7 +60,7 @@ def write(config: ReportConfig) -> None:
     for section in content["sections"]:
         for plot in section.plots:
             _put(config.out / "figures" / f"{plot.picture.name}.png", plot.picture.png)
-    for name in ("report.html", "report.md"):  # in this order, by which _check_place knows its own
+    for name in ("report.md", "report.html"):
         _put(config.out / name, templates.get_template(f"{name}.j2").render(content))
     print(config.out / "report.html")
 
@@ -63,10 +68,20 @@ def write(config: ReportConfig) -> None:
 def _check_place(out: Path) -> None:
     """Raises RequestError where the report would lie among another command's files or replace somebody's own."""
     check_folder(out, "--out")
-    if others := [name for name in (manifest.NAME, record.NAME, "config.json") if (out / name).exists()]:
+    there = [name for name in MARKS if os.path.lexists(out / name)]
+    if own := [name for name in there if MARKS[name] not in _start(out / name)]:
+        raise RequestError(f"{out / own[0]} is no report's, so it is not replaced; set another --out")
+    others = [name for name in (manifest.NAME, record.NAME, "config.json") if (out / name).exists()]
+    if others and not there:
         raise RequestError(f"{out} has a {others[0]} and is no report's folder; set another --out")
-    if (out / "report.md").exists() and not (out / "report.html").exists():
-        raise RequestError(f"{out} has a report.md without a report.html, so it is not replaced; set another --out")
+
+
+def _start(path: Path) -> bytes:
+    """Of a file; empty where there is none."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(2000)
 
 
 def _summary(runs: list[Run], tuned: list[Row], trained: list[Row]) -> list[str]:

@@ -33,8 +33,11 @@ def check_keys(task: TaskConfig) -> None:
         raise RequestError(f"task.extra names {sorted(clash)[0]!r}, which has a key of its own; name it otherwise")
     if task.labels and task.kind in ("regression", "choice"):
         raise RequestError(f"task.labels is {', '.join(task.labels)}, kind {task.kind} has no classes; leave it out")
-    if task.label in task.text:
-        raise RequestError(f"task.label is {task.label!r}, which is a column of --task.text too; set --task.label")
+    shown = [name for form in task.form for name in re.findall(FIELD, form)] or task.text
+    labelled = task.train or task.dev or task.test
+    if labelled and task.kind != "choice" and task.label in shown:  # whose label may be the right answer's text
+        key = "form" if task.form else "text"
+        raise RequestError(f"task.label is {task.label!r}, which is a column of task.{key} too; set --task.label")
     strange = sorted(set(task.spellings.values()) - set(task.labels)) if task.labels else []
     if len(set(map(composed, task.labels))) < len(task.labels) or len(task.labels) == 1 or strange:
         what = f"task.spellings names class {strange[0]!r}" if strange else f"task.labels is {', '.join(task.labels)}"

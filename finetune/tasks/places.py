@@ -12,7 +12,7 @@ from finetune.config import FinetuneConfig
 from finetune.tasks import files
 from finetune.tasks.files import Row
 from finetune.tasks.rows import FIELD, flag
-from finetune.tasks.spec import HubSource, TaskConfig
+from finetune.tasks.spec import STANDARD, HubSource, TaskConfig
 
 FILES = ("train", "dev", "test", "submit")
 
@@ -78,7 +78,10 @@ def _rows(task: TaskConfig, split: str, paths: tuple[Path, ...]) -> Iterator[Row
     """Only labelled files may go without the first line of names: those of test servers have their own."""
     header = () if blind(split) else task.header
     named, wanted = flag(task, split if split in FILES else f"extra.{split}"), _columns(task)
+    described = STANDARD / f"{task.name}.yaml"
     for path in paths:
+        if not task.sources and described.exists() and not path.exists():
+            raise RequestError(f"{described}: no file {path}; add sources: [{{at: FOLDER}}] for --data, or whole paths")
         some = False
         for row in files.rows(path, task.format, named, header, task.entry, task.broken == "mend", wanted):
             some = True

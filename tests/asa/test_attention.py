@@ -119,3 +119,17 @@ def test_rows_that_a_pass_has_not_cannot_be_attacked(last: int) -> None:
         perturbed(model, Perturb(attend=attend_to(random_keeps(0)), last=last)),
     ):
         model(**batch.inputs)
+
+
+@pytest.mark.parametrize("options", [{}, {"masked_score": "replaced", "empty_row": "uniform"}])
+@pytest.mark.parametrize("last", [None, ROWS - 1])
+def test_a_map_of_one_row_is_every_rows(options: dict[str, str], last: int | None) -> None:
+    model, batch = tiny_bert(attention="eager"), tiny_batch()
+    attach(model, from_dict(ASAConfig, options))
+    inputs = {**batch.inputs, "attention_mask": torch.ones_like(batch.inputs["attention_mask"])}
+    one = [keep_BLL[:1].clone() for keep_BLL in random_keeps(0)]
+    found = []
+    for keeps in (one, [keep_1LL.expand(last or ROWS, -1, -1) for keep_1LL in one]):
+        with perturbed(model, Perturb(attend=attend_to(keeps), last=last)):
+            found.append(model.base_model(**inputs).last_hidden_state)
+    assert torch.equal(*found)

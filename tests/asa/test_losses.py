@@ -244,3 +244,6 @@ def test_a_regression_of_several_numbers_a_row_is_refused(count: int) -> None:
     batch = tiny_batch("regression")
     with pytest.raises(RequestError, match=rf"gives \[{ROWS}, {count}\] numbers for {ROWS} labels"):
         task_loss(Output(torch.zeros(ROWS, count)), batch)
+    twice = replace(batch, labels=batch.labels.unsqueeze(1).expand(ROWS, 2))
+    with pytest.raises(RequestError, match="a regression has one a row"):
+        task_loss(Output(torch.zeros(ROWS, 2)), twice)

@@ -420,15 +420,23 @@ def test_a_folder_that_cannot_be_made_is_named(runs: Path) -> None:
         write(ReportConfig(runs=runs, out=Path("/proc/no/report")))
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl", "config.json", "report.md"])
+@pytest.mark.parametrize("name", ["manifest.json", "config.json", "report.md", "report.html", "report.csv"])
 def test_anothers_folder_is_left_as_it_is(runs: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / name).write_text("mine")
-    with pytest.raises(RequestError, match=f"own has a {name} .*; set another --out"):
+    with pytest.raises(RequestError, match=f"own.{name} is no report's|own has a {name}"):
         write(ReportConfig(runs=runs, out=tmp_path / "own"))
     assert [path.name for path in (tmp_path / "own").iterdir()] == [name]
-    write(ReportConfig(runs=runs, out=tmp_path / "report"))
-    write(ReportConfig(runs=runs, out=tmp_path / "report"))  # its own is replaced
+
+
+@pytest.mark.parametrize("gone", ["report.md", "report.html", "report.csv"])
+def test_a_report_of_which_something_is_gone_is_made_again(runs: Path, tmp_path: Path, gone: str) -> None:
+    own = ReportConfig(runs=runs, out=tmp_path / "report")
+    write(own)
+    (own.out / gone).unlink()
+    (own.out / "manifest.json").write_text("{}")  # a page's, say
+    write(own)
+    assert (own.out / gone).exists()
 
 
 def test_a_report_of_unfinished_runs_alone_says_so(tmp_path: Path) -> None:

@@ -261,20 +261,20 @@ def test_classes_without_names_in_common_are_mapped(asked: dict[str, Any], model
     assert [int(label) for label in one.data.labels] == [[1, 2, 0][int(label)] for label in labels]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("shorter", "cut"), [(8, True), (30, False)])
 def test_models_that_cut_texts_at_other_lengths_are_told_of(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: dict[str, Any], shorter: int, cut: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lengths = {asked["models"]["one"]: 16, asked["models"]["two"]: 12}
+    lengths = {asked["models"]["one"]: 32, asked["models"]["two"]: shorter}
 
-    def cut(path: Path, flag: str) -> Saved:
+    def own(path: Path, flag: str) -> Saved:
         return find(path, flag)._replace(run={"config": {"length": lengths[path]}})
 
-    monkeypatch.setattr(command, "find", cut)
-    own = RobustnessConfig(**{**asked, "length": None})
-    robustness(own)
-    line = "note: texts are cut at other lengths (16 for one, 12 for two); --length 12 cuts them alike"
-    assert line in capsys.readouterr().out
-    robustness(RobustnessConfig(**{**asked, "length": 12, "out": asked["out"] / "alike"}))
+    monkeypatch.setattr(command, "find", own)
+    robustness(RobustnessConfig(**{**asked, "length": None}))
+    line = f"note: texts are cut at other lengths (32 for one, {shorter} for two); --length {shorter} cuts them alike"
+    assert (line in capsys.readouterr().out) == cut
+    robustness(RobustnessConfig(**{**asked, "length": shorter, "out": asked["out"] / "alike"}))
     assert "note" not in capsys.readouterr().out
 
 

@@ -18,6 +18,7 @@ from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from cli import given as given_keys
 from finetune.config import FinetuneConfig
+from finetune.tasks import places
 from finetune.tasks import spec as specs
 from finetune.tasks.facts import told
 from finetune.tasks.load import load, trainable
@@ -594,7 +595,12 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
         (
             [{"text": f"{n}"} for n in (0, 1)],
             {"label": "text"},
-            "task.label is 'text', which is a column of --task.text",
+            "task.label is 'text', which is a column of task.text",
+        ),
+        (
+            [{"text": "x", "label": n} for n in (0, 1)],
+            {"form": ["{text} {label}"]},
+            "task.label is 'label', which is a column of task.form",
         ),
         (
             [{"text": "x", "label": n} for n in (0, 1)],
@@ -672,9 +678,12 @@ def test_classes_that_are_none_are_refused(tmp_path: Path, keys: dict[str, Any],
 
 def test_a_standard_task_says_where_its_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specs, "STANDARD", tmp_path)
-    (tmp_path / "people.yaml").write_text("train: [train.csv]\n")
-    with pytest.raises(RequestError, match=r"people.yaml: there is no train.csv; add sources: \[\{at: FOLDER\}\]"):
-        specs.named("people")
+    monkeypatch.setattr(places, "STANDARD", tmp_path)
+    (tmp_path / "people.yaml").write_text("train: [gone.csv]\n")
+    with pytest.raises(
+        RequestError, match=r"people.yaml: no file gone.csv; add sources: \[\{at: FOLDER\}\] for --data"
+    ):
+        standard("people", tmp_path)
 
 
 def test_a_message_about_a_standard_task_names_data(tmp_path: Path) -> None:

@@ -307,7 +307,9 @@ def test_the_kind_comes_from_the_model_and_for_unknown_heads_from_the_user() -> 
     [
         ({"labels": None}, "no tensor 'labels', only input_ids"),
         ({"input_ids": None}, "no tensor 'input_ids'"),
-        ({"labels": torch.tensor(0.5)}, "torch.float32.*integers"),
+        ({"labels": torch.tensor(0.5)}, "torch.float32.*int64"),
+        ({"labels": torch.tensor(1, dtype=torch.int32)}, "torch.int32.*int64"),
+        ({"labels": torch.tensor(1, dtype=torch.uint8)}, "torch.uint8.*int64"),
         ({"labels": torch.tensor([0, 1])}, r"labels are \[4, 2\].*must be \[4\]"),
         ({"labels": torch.tensor(7)}, "a label is 7, for this model allowed: 0 to 2 and -100; mend the data set"),
         ({"labels": torch.tensor(-1)}, "a label is -1, "),
@@ -408,4 +410,4 @@ def test_a_question_without_an_answer_is_refused(tmp_path: Path) -> None:
 def test_without_accelerate_the_line_says_what_to_install() -> None:
     program = "import sys; sys.modules['accelerate'] = None; import asa.integrations.transformers"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stderr.endswith("ModuleNotFoundError: asa.integrations needs accelerate; pip install '.[trainer]'\n")
+    assert done.stderr.endswith("ModuleNotFoundError: AdversarialTrainer needs accelerate; pip install '.[trainer]'\n")

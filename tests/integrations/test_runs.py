@@ -256,17 +256,3 @@ def test_model_init_builds_a_fresh_model_and_adversary_for_each_training(tmp_pat
     trainer.train()
     assert_close(weights(trainer.model), first, atol=0)
     assert_close(weights(trainer.adversary), adversary, atol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-@pytest.mark.parametrize("method", ["vanilla", "asa"])
-def test_labels_may_be_integers_of_any_size(method: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    data = rows("classification", 8)
-    losses = []
-    for own in (data, [{**row, "labels": row["labels"].to(dtype)} for row in data]):
-        trainer = AdversarialTrainer(
-            tiny_bert("classification"), arguments(tmp_path, max_steps=2), train_dataset=own, method=method
-        )
-        trainer.train()
-        losses.append(logged(trainer, "loss"))
-    assert losses[0] == losses[1]
