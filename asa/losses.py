@@ -23,9 +23,8 @@ def task_loss(out: Output, batch: Batch) -> Tensor:
     """Cross entropy, or squared error for regression: the sum over labelled units / Batch.total_labels."""
     labels = batch.labels.flatten()
     if batch.kind == "regression":
-        if (
-            not out.logits.numel() == labels.numel() == len(batch.labels)
-        ):  # else each number would be compared with each label
+        # Else each number would be compared with each label.
+        if not out.logits.numel() == labels.numel() == len(batch.labels):
             raise RequestError(
                 f"the head gives {list(out.logits.shape)} numbers for {labels.numel()} labels, a regression has one a"
                 " row; give a model with num_labels = 1"
