@@ -55,8 +55,6 @@ def _path(given: Any) -> Path:
 register_type(Path, str, _path, type_check=isinstance)
 
 NULLS = ("null", "Null", "NULL", "~")  # as YAML has it
-LAUNCHER = {"nproc", "ranks", "dry_run", "hostfile", "node_rank", "master_addr", "master_port", "slurm", "nodes"}
-LAUNCHER |= {"partition", "time", "sbatch"}
 DOT = "\N{ONE DOT LEADER}"  # stands for a dot inside a name while the parser reads
 
 
@@ -145,7 +143,7 @@ def _with_entries(cls: Any, argv: list[str]) -> list[str]:
         if colon and file.endswith(".yaml"):
             split[index] = as_yaml(entry(Path(file), name))
         elif os.path.isfile(split[index]):
-            refuse_entries(cls, Path(split[index]))  # and what is wrong: else a traceback of the parser's
+            refuse_entries(cls, Path(split[index]))  # what is no YAML would be a traceback of the parser's
     return split
 
 
@@ -315,10 +313,6 @@ class _Parser(ArgumentParser):
         if (added := re.search(r"unrecognized arguments: --([\w.]+)\+", line)) and added[1] in sequences(self.cls):
             fail(f"--{added[1]}+ is no flag, a list is given whole; set --{added[1]} A,B")
         if unknown := _unknown_key(line):
-            stage = re.fullmatch(r"(?:python -m )?(finetune|pretrain) (run|tune)", self.prog)
-            if stage and unknown in LAUNCHER:
-                name = stage[1] if stage[2] == "run" else stage[2]
-                fail(f"unknown key {unknown!r}; `python -m launch {name}` may take it as a flag, see its --help")
             hint = difflib.get_close_matches(unknown, field_names(self.cls), n=1, cutoff=0.5)
             fail(f"unknown key {unknown!r}; {did_you_mean(hint)}--help lists all keys")
         if stray := re.search(r"unrecognized arguments: (\S+)", line):

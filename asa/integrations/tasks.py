@@ -119,9 +119,8 @@ def _check(kind: Kind, inputs: Mapping[str, Any], classes: int | None) -> None:
                 f"a training batch has no tensor {name!r}, only {', '.join(inputs)}; mend the data set or its collator"
             )
     ids, labels = inputs["input_ids"], inputs["labels"]
-    if (
-        kind != "regression" and labels.dtype != torch.long
-    ):  # of smaller ones torch's losses take some, and not all -100
+    # Of smaller integers torch's losses take some, and some cannot be -100.
+    if kind != "regression" and labels.dtype != torch.long:
         raise RequestError(f"labels are {labels.dtype}, for {kind!r} they must be torch.int64; mend the data set")
     if kind == "regression" and not labels.isfinite().all():
         raise RequestError("a label is no finite number, which 'regression' needs; mend the data set")

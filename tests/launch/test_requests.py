@@ -402,7 +402,3 @@ def test_a_command_that_needs_no_model_loads_none_nor_the_other_stage(command: s
     loaded = set(said.splitlines()[-1].split())
     assert {f"{command}.config", "asa.attention", "torch"} <= loaded
     assert not loaded & {"transformers.modeling_utils", "asa.biased", "sklearn", "scipy.stats", "deepspeed", other}
-
-
-def test_the_launchers_flags_are_known_for_its_own_where_they_are_not_read() -> None:
-    assert {*field_names(ClusterOptions), *field_names(FinetuneOptions)} == cli.LAUNCHER
