@@ -176,10 +176,7 @@ def test_a_wrong_request_ends_with_one_line_before_anything_is_written(
 
 TUNING = {
     "unknown method": (["--methods", "vanilla,freelp"], "no method 'freelp'; did you mean 'freelb'?"),
-    "a flag of pre-training": (
-        ["--hostfile", "x"],
-        "unknown key 'hostfile'",
-    ),
+    "a flag of pre-training": (["--hostfile", "x"], "unknown key 'hostfile'"),
     "no such model": (["--models.tiny", "nowhere"], "give a Hugging Face model folder by --models.tiny"),
     "more processes than cores": (["--nproc", "3"], "nproc = 3: allowed: 1 to 2 on this machine"),
     "more ranks than cores": (["--ranks", "3"], "ranks = 3: allowed: 1 to 2 on this machine"),
