@@ -99,13 +99,15 @@ def entry(file: Path, name: str) -> dict[str, Any]:
 def refuse_entries(cls: Any, file: Path) -> None:
     """Raises RequestError for a file of several entries that is given as a whole, else as keys_of."""
     keys, known = keys_of(file), get_type_hints(cls).keys()
-    inner = [value.keys() if isinstance(value, dict) else None for value in keys.values()]
+    parts = [{} if part is None else part for part in keys.values()]  # an entry in which all is left out
+    inner = [part.keys() if isinstance(part, dict) else None for part in parts]
     names = [str(name) for name in keys]
     if file.suffix != ".yaml" or len(names) < 2 or None in inner or any(_first(name) in known for name in names):
         return  # a single group may be another command's
     if any(_first(key) in known for part in inner for key in part or ()):
         one = ", ".join(name for name in names if ":" not in name)
-        raise RequestError(f"{file} holds entries and no keys; set --config {file}: and one of {one}")
+        hint = f"set --config {file}: and one of {one}" if one else "call one otherwise, without a colon"
+        raise RequestError(f"{file} holds entries and no keys; {hint}")
 
 
 def _first(key: object) -> str:

@@ -27,7 +27,7 @@ def task_loss(out: Output, batch: Batch) -> Tensor:
         if not out.logits.numel() == labels.numel() == len(batch.labels):
             raise RequestError(
                 f"the head gives {list(out.logits.shape)} numbers for {labels.numel()} labels, a regression has one a"
-                " row; give a model with num_labels = 1"
+                " row; give a model whose head has one (num_labels = 1)"
             )
         return F.mse_loss(out.logits.float().flatten(), labels.float(), reduction="sum") / batch.total_labels
     if fused.losses_supported(out.logits):
@@ -79,7 +79,7 @@ def _chosen(found: Compared, config: ASAConfig) -> Tensor:
 
 def _regression(clean_B1: Tensor, other_B1: Tensor, config: ASAConfig, total: int) -> Tensor:
     """Sum over the rows, or with batch_softmax the one divergence of the whole batch, which has `total` rows."""
-    a_B, b_B = clean_B1.float().squeeze(-1), other_B1.float().squeeze(-1)
+    a_B, b_B = clean_B1.float().flatten(), other_B1.float().flatten()
     if config.regression == "batch_softmax":
         if len(a_B) < total:
             raise RequestError(

@@ -64,7 +64,7 @@ def _cut_apart(subjects: dict[str, Subject], config: RobustnessConfig) -> str:
     if not cuts or len(set(lengths.values())) < 2:
         return ""
     told = ", ".join(f"{length} for {name}" for name, length in lengths.items())
-    return f"note: texts are cut at other lengths ({told}); --length {min(lengths.values())} cuts them alike"
+    return f"note: texts may be cut at other lengths ({told}); --length {min(lengths.values())} cuts them alike"
 
 
 def _attack(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> None:

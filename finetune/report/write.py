@@ -24,6 +24,7 @@ from finetune.report.sections import sections
 _TITLE = b"Adversarial training of text encoders: report"
 MARKS = {"report.md": _TITLE, "report.html": _TITLE, "report.csv": b"stage,task,model,"}
 """What the files begin with, among other things."""
+FIGURES = "figures"
 
 
 def write(config: ReportConfig) -> None:
@@ -59,7 +60,7 @@ def write(config: ReportConfig) -> None:
     _put(config.out / "report.csv", table_csv(tuned + evaluated_rows(runs) + trained, tested))
     for section in content["sections"]:
         for plot in section.plots:
-            _put(config.out / "figures" / f"{plot.picture.name}.png", plot.picture.png)
+            _put(config.out / FIGURES / f"{plot.picture.name}.png", plot.picture.png)
     for name in ("report.md", "report.html"):
         _put(config.out / name, templates.get_template(f"{name}.j2").render(content))
     print(config.out / "report.html")
@@ -71,6 +72,9 @@ def _check_place(out: Path) -> None:
     there = [name for name in MARKS if os.path.lexists(out / name)]
     if own := [name for name in there if MARKS[name] not in _start(out / name)]:
         raise RequestError(f"{out / own[0]} is no report's, so it is not replaced; set another --out")
+    figures = out / FIGURES
+    if os.path.lexists(figures) and not (figures.is_dir() and (there or not any(figures.iterdir()))):
+        raise RequestError(f"{figures} is no folder of a report's, so nothing is put there; set another --out")
     others = [name for name in (manifest.NAME, record.NAME, "config.json") if (out / name).exists()]
     if others and not there:
         raise RequestError(f"{out} has a {others[0]} and is no report's folder; set another --out")

@@ -7,9 +7,9 @@ from itertools import product
 from asa.errors import RequestError
 from finetune.tasks.cells import composed, flag, wrong
 from finetune.tasks.files import ending
-from finetune.tasks.places import FILES, paths_of
+from finetune.tasks.places import FILES, blind, paths_of
 from finetune.tasks.rows import FIELD, Raw
-from finetune.tasks.spec import TaskConfig
+from finetune.tasks.spec import STANDARD, TaskConfig
 from finetune.tasks.task import Split
 
 KINDS = {
@@ -24,8 +24,21 @@ FORMATS = {"header": ("csv", "tsv"), "entry": ("json",)}
 """Keys that only files of these formats have a use for."""
 
 
-def check_keys(task: TaskConfig) -> None:
-    """Raises RequestError for keys that exclude each other, and for those that nothing of the task reads."""
+def check_keys(task: TaskConfig, standard: bool) -> None:
+    """Raises RequestError for keys that exclude each other, and for those that nothing of the task reads.
+
+    Of a standard task, which no flag describes, the file is named that does.
+    """
+    try:
+        _check_keys(task)
+    except RequestError as error:
+        if not standard:
+            raise
+        said = str(error).replace("--task.", "")
+        raise RequestError(f"{STANDARD / f'{task.name}.yaml'}: {said}") from None
+
+
+def _check_keys(task: TaskConfig) -> None:
     _check_kind(task)
     _check_formats(task)
     clash = set(FILES) & set(task.extra)
@@ -33,11 +46,7 @@ def check_keys(task: TaskConfig) -> None:
         raise RequestError(f"task.extra names {sorted(clash)[0]!r}, which has a key of its own; name it otherwise")
     if task.labels and task.kind in ("regression", "choice"):
         raise RequestError(f"task.labels is {', '.join(task.labels)}, kind {task.kind} has no classes; leave it out")
-    shown = [name for form in task.form for name in re.findall(FIELD, form)] or task.text
-    labelled = task.train or task.dev or task.test
-    if labelled and task.kind != "choice" and task.label in shown:  # whose label may be the right answer's text
-        key = "form" if task.form else "text"
-        raise RequestError(f"task.label is {task.label!r}, which is a column of task.{key} too; set --task.label")
+    _check_label(task)
     strange = sorted(set(task.spellings.values()) - set(task.labels)) if task.labels else []
     if len(set(map(composed, task.labels))) < len(task.labels) or len(task.labels) == 1 or strange:
         what = f"task.spellings names class {strange[0]!r}" if strange else f"task.labels is {', '.join(task.labels)}"
@@ -56,6 +65,16 @@ def check_keys(task: TaskConfig) -> None:
         raise RequestError(
             f"task.text has {len(task.text)} columns, kind token wants that of the words; set --task.text"
         )
+
+
+def _check_label(task: TaskConfig) -> None:
+    """Raises RequestError where the encoder would read the label. The label of kind choice may be an answer's text."""
+    splits = {*paths_of(task), *(task.hub.splits if task.hub else ())}
+    question = task.text[:1] if task.kind == "choice" and not task.choices else task.text
+    shown = [name for form in task.form for name in re.findall(FIELD, form)] or question
+    if task.label in shown and not all(map(blind, splits)):
+        key = "form" if task.form else "text"
+        raise RequestError(f"task.label is {task.label!r}, which is a column of task.{key} too; set --task.label")
 
 
 def _check_form(form: Sequence[str]) -> None:

@@ -68,19 +68,20 @@ def supply(task: TaskConfig, config: FinetuneConfig) -> dict[str, Iterator[Row]]
     """The rows of every split that a settled task has, not read yet. Raises: RequestError where there is none."""
     if task.hub is not None and from_hub(task, config):
         return {ours: hub_rows(task.hub, theirs) for ours, theirs in task.hub.splits.items()}
-    found = {name: _rows(task, name, paths) for name, paths in paths_of(task).items()}
+    standard = task.name in config.tasks
+    found = {name: _rows(task, name, paths, standard) for name, paths in paths_of(task).items()}
     if not found:
         raise RequestError(f"task {task.name!r} has no files; give --task.train FILE (and --task.dev, --task.test)")
     return found
 
 
-def _rows(task: TaskConfig, split: str, paths: tuple[Path, ...]) -> Iterator[Row]:
+def _rows(task: TaskConfig, split: str, paths: tuple[Path, ...], standard: bool) -> Iterator[Row]:
     """Only labelled files may go without the first line of names: those of test servers have their own."""
     header = () if blind(split) else task.header
     named, wanted = flag(task, split if split in FILES else f"extra.{split}"), _columns(task)
     described = STANDARD / f"{task.name}.yaml"
     for path in paths:
-        if not task.sources and described.exists() and not path.exists():
+        if standard and not task.sources and not path.exists():
             raise RequestError(f"{described}: no file {path}; add sources: [{{at: FOLDER}}] for --data, or whole paths")
         some = False
         for row in files.rows(path, task.format, named, header, task.entry, task.broken == "mend", wanted):

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, TextIO
 
 
@@ -16,7 +17,7 @@ class WrongLine(Exception):
 def parsed(text: str, number: int, shape: type = dict) -> Any:
     """JSON of the shape asked for. Raises WrongLine with the line of the mistake."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=partial(_object, number))
     except ValueError as error:
         line, what = number + getattr(error, "lineno", 1) - 1, str(error).partition(":")[0]
         hint = "; a JSON value a line is jsonl (--task.format jsonl)" if what == "Extra data" and line > number else ""
@@ -27,6 +28,16 @@ def parsed(text: str, number: int, shape: type = dict) -> Any:
         wanted = "an object" if shape is dict else "a list"
         raise WrongLine(number, f"JSON {text[:40]!r}, wanted: {wanted}")
     return value
+
+
+def _object(number: int, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises WrongLine for a key that stands twice: of two labels one would train, and nobody would know which."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise WrongLine(number, f"key {twice!r} stands twice in {json.dumps(found, ensure_ascii=False):.80}")
+    return found
 
 
 def conll(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:

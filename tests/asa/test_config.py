@@ -292,9 +292,35 @@ def test_a_config_without_entries_and_one_without_a_name_are_told(tmp_path: Path
     path.write_text("one: {inner.rate: 1}\ntwo: {folder: x}\n")
     with pytest.raises(RequestError, match=rf"holds entries and no keys; set --config {path}: and one of one, two$"):
         parse(Outer, ["--folder", "x", "--config", str(path)], "prog")
+    path.write_text("a:b: {inner.rate: 1}\nc:d:\n")
+    with pytest.raises(RequestError, match=r"holds entries and no keys; call one otherwise, without a colon$"):
+        parse(Outer, ["--folder", "x", "--config", str(path)], "prog")
+    path.write_text("a:b: {inner.rate: 1}\none:\n")
+    with pytest.raises(RequestError, match=f"set --config {path}: and one of one$"):
+        parse(Outer, ["--folder", "x", "--config", str(path)], "prog")
     for flag in (["--config", ""], ["--config="]):
         with pytest.raises(RequestError, match="--config needs a value"):
             parse(Outer, ["--folder", "x", *flag], "prog")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one: {folder: x}",
+        "one: {folder: x}\ntwo: 3",
+        "one: {folder: x}\ntwo: false",
+        "ripe: {folder: y}\none: {count: 2}",
+    ],
+)
+def test_what_may_be_a_misspelt_key_is_told_as_one(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not as a file of entries, which has several, all of them keys with their values, none a key of ours."""
+    path = tmp_path / "c.yaml"
+    path.write_text(f"{text}\n")
+    assert re.match(
+        r"error: (unknown key '(one|two)|ripe = )", refused(["--folder", "x", "--config", str(path)], capsys)
+    )
 
 
 def test_an_empty_path_in_a_file_and_keys_that_are_none_name_their_flags(

@@ -239,6 +239,14 @@ def test_a_softmax_across_the_batch_is_refused_where_a_pass_has_a_part_of_it() -
         divergence(clean, other, replace(batch, total_rows=6, total_labels=6), config)
 
 
+@pytest.mark.parametrize("regression", ["squared", "batch_softmax"])
+def test_a_head_without_a_last_axis_may_have_a_batch_of_one_row(regression: Any) -> None:
+    batch, config = tiny_batch("regression"), ASAConfig(regression=regression)
+    one = replace(batch, labels=batch.labels[:1], total_rows=1, total_labels=1)
+    clean, other = (Output(torch.tensor([number])) for number in (1.0, 3.0))
+    assert divergence(clean, other, one, config)["asa"] == {"squared": 4, "batch_softmax": 0}[regression]
+
+
 @pytest.mark.parametrize("count", [3, ROWS])
 def test_a_regression_of_several_numbers_a_row_is_refused(count: int) -> None:
     batch = tiny_batch("regression")

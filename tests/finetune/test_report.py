@@ -420,13 +420,31 @@ def test_a_folder_that_cannot_be_made_is_named(runs: Path) -> None:
         write(ReportConfig(runs=runs, out=Path("/proc/no/report")))
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "config.json", "report.md", "report.html", "report.csv"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "metrics.jsonl", "config.json", "report.md", "report.html", "report.csv"]
+)
 def test_anothers_folder_is_left_as_it_is(runs: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / name).write_text("mine")
     with pytest.raises(RequestError, match=f"own.{name} is no report's|own has a {name}"):
         write(ReportConfig(runs=runs, out=tmp_path / "own"))
     assert [path.name for path in (tmp_path / "own").iterdir()] == [name]
+
+
+def test_anothers_figures_are_left_as_they_are(runs: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "own" / "figures" / "task0-scores.png"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "figures").touch()
+    for out in (tmp_path / "own", tmp_path / "other"):
+        with pytest.raises(
+            RequestError, match="figures is no folder of a report's, so nothing is put there; set anoth"
+        ):
+            write(ReportConfig(runs=runs, out=out))
+        assert [path.name for path in out.iterdir()] == ["figures"]
+    mine.unlink()
+    write(ReportConfig(runs=runs, out=tmp_path / "own"))
 
 
 @pytest.mark.parametrize("gone", ["report.md", "report.html", "report.csv"])

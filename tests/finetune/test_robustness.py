@@ -272,7 +272,9 @@ def test_models_that_cut_texts_at_other_lengths_are_told_of(
 
     monkeypatch.setattr(command, "find", own)
     robustness(RobustnessConfig(**{**asked, "length": None}))
-    line = f"note: texts are cut at other lengths (32 for one, {shorter} for two); --length {shorter} cuts them alike"
+    line = (
+        f"note: texts may be cut at other lengths (32 for one, {shorter} for two); --length {shorter} cuts them alike"
+    )
     assert (line in capsys.readouterr().out) == cut
     robustness(RobustnessConfig(**{**asked, "length": shorter, "out": asked["out"] / "alike"}))
     assert "note" not in capsys.readouterr().out

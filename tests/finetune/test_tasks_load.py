@@ -603,6 +603,16 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
             "task.label is 'label', which is a column of task.form",
         ),
         (
+            [{"text": "x", "label": "b", "b": ["a", "b"]}],
+            {"kind": "choice", "choices": ["b"], "form": ["{label} {answer}"]},
+            "task.label is 'label', which is a column of task.form",
+        ),
+        (
+            [{"text": "x", "label": "b", "b": ["a", "b"]}],
+            {"kind": "choice", "choices": ["b"], "text": ["text", "label"]},
+            "task.label is 'label', which is a column of task.text",
+        ),
+        (
             [{"text": "x", "label": n} for n in (0, 1)],
             {"subsets": "text", "extra": {"x": ["t.jsonl"]}},
             "no file t.jsonl; set --task.extra.x",
@@ -614,6 +624,33 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, rows: list[Any], keys: di
     with pytest.raises(RequestError, match=message) as caught:
         task(test=[path], **keys)
     assert "\n" not in str(caught.value)
+
+
+def test_a_label_may_be_the_text_of_an_answer_or_of_rows_without_labels(tmp_path: Path) -> None:
+    rows = [{"q": f"{n}", "a": "left", "b": "right"} for n in range(4)]
+    path = write(tmp_path / "t.jsonl", rows)
+    for columns in ({"text": ["q"], "choices": ["a", "b"]}, {"text": ["q", "a", "b"]}):
+        keys: dict[str, Any] = {"kind": "choice", "label": "b", "test": [path], **columns}
+        found = task(**keys)
+        assert found.splits["test"].labels == [1, 1, 1, 1]
+    assert len(task(submit=[path], labels=["no", "yes"], text=["q"], label="q").splits["submit"]) == 4
+
+
+def test_the_encoder_reads_no_label_of_further_rows_or_of_the_hub(tmp_path: Path) -> None:
+    rows = write(tmp_path / "t.jsonl", [{"text": f"{n}", "label": n % 2} for n in range(4)])
+    wrong = {"form": ["{text} {label}"]}
+    for more in ({"extra": {"x": [rows]}}, {"hub": {"path": str(tmp_path), "splits": {"train": "train"}}}):
+        with pytest.raises(
+            RequestError, match=r"task.label is 'label', which is a column of task.form too; set --task"
+        ):
+            task(**wrong, **more)
+
+
+def test_a_key_that_stands_twice_in_a_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 0, "label": 1}\n')
+    with pytest.raises(RequestError, match=r"t.jsonl:2: key 'label' stands twice in \{\"text\": \"b\", \"label\": 1\}"):
+        task(test=[path])
 
 
 def test_a_column_of_numbers_named_as_classes_is_told_briefly(tmp_path: Path) -> None:
@@ -682,6 +719,15 @@ def test_a_standard_task_says_where_its_rows_are(tmp_path: Path, monkeypatch: py
     (tmp_path / "people.yaml").write_text("train: [gone.csv]\n")
     with pytest.raises(
         RequestError, match=r"people.yaml: no file gone.csv; add sources: \[\{at: FOLDER\}\] for --data"
+    ):
+        standard("people", tmp_path)
+    with pytest.raises(RequestError, match=r"^no file gone.csv; set --task.train"):
+        task(name="people", train=["gone.csv"])
+    (tmp_path / "people.yaml").write_text("train: [gone.csv]\nsources: [{at: x}]\nlabel: text\n")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "gone.csv").touch()
+    with pytest.raises(
+        RequestError, match=r"people.yaml: task.label is 'text', which is a column of task.text too; set label$"
     ):
         standard("people", tmp_path)
 
