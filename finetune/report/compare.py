@@ -15,7 +15,7 @@ from finetune.report.labels import grouped
 from finetune.report.rows import Row
 
 PREDICTIONS = f"{FOLDER}/test.npz"  # in a run's folder
-FLIPS = 9_999  # random flips of sign where there are too many to take all
+FLIPS = 2**16  # flips of sign: all of them up to 16 seeds, else as many at random
 DIGITS = 12  # of a gain: equal ones differ by their rounding, some 1e-17, and would be no ties
 SAME = 1e-6  # a score from sums, as resampled, and the record's, of a library: correlations are rounded otherwise
 
@@ -185,7 +185,7 @@ def _parts(run: Run, metric: str) -> Sums | None:
 
 
 def by_seeds(gains: np.ndarray) -> float:
-    """Two-sided p of the mean gain under flips of sign; exact up to 13 seeds, nan for one. At least least_p."""
+    """Two-sided p of the mean gain under flips of sign; exact up to 16 seeds, nan for one. At least least_p."""
     if len(gains) < 2:
         return float("nan")
     test = permutation_test(

@@ -34,7 +34,7 @@ def tests(found: list[Comparison], caption: str) -> Table:
 
 
 def p_value(p: float) -> str:
-    return "n/a" if math.isnan(p) else f"{p:.4f}" if p < 0.01 else f"{p:.3f}"
+    return "n/a" if math.isnan(p) else f"{p:.1g}" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}"
 
 
 def how_tested(found: list[Comparison]) -> str:

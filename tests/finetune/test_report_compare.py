@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from finetune.predictions import Predictions, Stored, save_predictions
 from finetune.report import analysis, overview, plots, tested
 from finetune.report.attention import Layer, Maps, load, plot, told
 from finetune.report.collect import collect
-from finetune.report.compare import comparisons, least_p
+from finetune.report.compare import by_seeds, comparisons, least_p
 from finetune.report.examples import parts
 from finetune.report.rows import Row, tuned_rows
 from finetune.report.svg import Picture, draw
+from finetune.report.tested import p_value
 from finetune.report.write import write
 from tests.finetune.test_report_tasks import predicted, put, tuned
 
@@ -444,4 +446,11 @@ def test_a_users_matplotlibrc_changes_nothing() -> None:
 
 def test_the_least_p_is_that_of_random_flips_where_seeds_are_many() -> None:
     assert least_p(5) == 0.0625
-    assert least_p(20) == pytest.approx(0.0002)
+    assert least_p(20) == pytest.approx(2 / (2**16 + 1))
+
+
+def test_all_flips_of_sign_of_sixteen_seeds_are_taken() -> None:
+    gains = np.random.default_rng(0).normal(0.5, 1.5, 16).round(3)
+    signs = np.array(list(product((1, -1), repeat=16)))
+    assert by_seeds(gains) == (abs(signs @ gains) >= abs(gains.sum()) - 1e-9).mean()
+    assert p_value(least_p(16)) == "3e-05"
