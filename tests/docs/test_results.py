@@ -3,9 +3,12 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from finetune.config import ReportConfig
+from finetune.report import compare
+from finetune.report.collect import collect
 from finetune.report.write import write
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -13,6 +16,7 @@ P = "p over seeds"  # with Holm's correction to its right
 PARTS = {  # of the page, by archive of records
     "tiny": "## BERT-tiny: what was run",
     "tuned": "## BERT-tiny with settings chosen on dev",
+    "seeds": "## STS-B over sixteen seeds",
     "minilm": "## MiniLM-L6 on MRPC and STS-B",
     "transfer": "## Transfer to AdvGLUE and HANS",
 }
@@ -35,7 +39,7 @@ def reported(records: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(
     ("records", "models", "methods", "tests"),
-    [("tiny", 3, 7, 54 + 18), ("tuned", 1, 7, 18), ("minilm", 1, 4, 6)],
+    [("tiny", 3, 7, 54 + 18), ("tuned", 1, 7, 18), ("seeds", 1, 7, 7), ("minilm", 1, 4, 6)],
 )
 def test_every_score_gain_and_test_on_the_page_is_what_the_report_makes_of_the_records(
     records: str, models: int, methods: int, tests: int, tmp_path: Path
@@ -66,6 +70,26 @@ def by_seeds(text: str) -> dict[tuple[str, ...], list[str]]:
             key = tuple(names.get(name, "") for name in ("Task", "Model", "Against", "Method"))
             found[key] = cells[place - 2 : place + 2]
     return found
+
+
+def test_what_the_page_says_of_twice_the_epochs_follows_from_the_records(tmp_path: Path) -> None:
+    shutil.unpack_archive(DOCS / "results" / "seeds.tar.xz", tmp_path)
+    scores: dict[str, dict[int, float]] = {}
+    for run in collect(tmp_path):
+        name = run.method if run.facts["config"]["epochs"] == 3 else f"{run.method}, six"
+        scores.setdefault(name, {})[run.seed] = 100 * run.scores["test_pearson"]
+    control = scores["vanilla, six"]
+    rows = {}
+    for name in scores.keys() - {"vanilla, six", "r_drop, six"}:
+        gains = np.array([scores[name][seed] - control[seed] for seed in sorted(control)])
+        rows[name] = (
+            f"| {name} | {gains.mean():+.2f} ± {gains.std(ddof=1):.2f} | {(gains > 0).sum()} of {len(gains)} "
+            f"| {compare.by_seeds(gains):.3f} |"
+        )
+    assert len(rows) == 7
+    assert not [row for row in rows.values() if row not in printed("seeds")]
+    others = [scores["vanilla, six"][seed] - score for seed, score in scores["vanilla"].items() if seed != 7]
+    assert f"{np.mean(others):+.2f} ± {np.std(others, ddof=1):.2f}" in printed("seeds")
 
 
 def test_every_score_of_the_transfers_on_the_page_is_what_the_report_makes_of_the_records(tmp_path: Path) -> None:
