@@ -194,6 +194,7 @@ def by_seeds(gains: np.ndarray) -> float:
         permutation_type="samples",
         vectorized=True,
         n_resamples=FLIPS,
+        batch=2**12,
         rng=np.random.default_rng(0),
     )
     return float(test.pvalue)

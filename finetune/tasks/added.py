@@ -7,6 +7,7 @@ from typing import NamedTuple
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from finetune.tasks.cells import flag
+from finetune.tasks.checks import check_keys
 from finetune.tasks.labels import classes, indexed
 from finetune.tasks.places import settled, supply, training_files
 from finetune.tasks.rows import Raw, read
@@ -29,7 +30,8 @@ class Added(NamedTuple):
 def added(other: str, task: TaskConfig, names: list[str], config: FinetuneConfig) -> Added:
     """The training rows of another standard task. Raises: RequestError where it is of another kind, or has none."""
     spec = settled(named(other), config)
-    rows = supply(spec, config)
+    check_keys(spec, standard=True)
+    rows = supply(spec, config, standard=True)
     if (spec.kind, _width(spec)) != (task.kind, _width(task)):
         what = f"of kind {spec.kind} with {_width(spec)} segments, {task.name!r} of {task.kind} with {_width(task)}"
         raise RequestError(f"task {other!r} is {what}; mend {flag(task, 'also')}")

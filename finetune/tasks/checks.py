@@ -71,7 +71,10 @@ def _check_label(task: TaskConfig) -> None:
     """Raises RequestError where the encoder would read the label. The label of kind choice may be an answer's text."""
     splits = {*paths_of(task), *(task.hub.splits if task.hub else ())}
     question = task.text[:1] if task.kind == "choice" and not task.choices else task.text
-    shown = [name for form in task.form for name in re.findall(FIELD, form)] or question
+    fields = {name for form in task.form for name in re.findall(FIELD, form)}
+    if task.kind == "choice":
+        fields -= {"answer"}  # each of the answers, whatever columns there are
+    shown = fields if task.form else question
     if task.label in shown and not all(map(blind, splits)):
         key = "form" if task.form else "text"
         raise RequestError(f"task.label is {task.label!r}, which is a column of task.{key} too; set --task.label")

@@ -178,7 +178,7 @@ def _json(file: TextIO, entry: str) -> Iterator[Found]:
     for number, values in enumerate(rows, 1):
         if not isinstance(values, dict):
             raise published.WrongLine(number, f"row {values!r:.80} is no JSON object")
-        yield number, values
+        yield number, published.once(values, number)
 
 
 def _parquet(path: Path, wanted: Collection[str] | None) -> Iterator[Found]:

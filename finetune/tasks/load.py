@@ -47,8 +47,9 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
         return replace(found, name=name, splits=splits, facts=facts, sha256=sha256)
     task = settled(task, config)
     kind: Kind = task.kind  # type: ignore[assignment]  # the other word for token is gone by now
-    check_keys(task, task.name in config.tasks)
-    supplied = supply(task, config)
+    standard = task.name in config.tasks
+    check_keys(task, standard)
+    supplied = supply(task, config, standard)
     _check_names(supplied, "--task.extra")
     raws = {name: read(task, rows, _labelled(name)) for name, rows in supplied.items()}
     names = classes(task, next((raw for raw in raws.values() if raw.labels is not None), next(iter(raws.values()))))

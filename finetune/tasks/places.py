@@ -64,11 +64,13 @@ def paths_of(task: TaskConfig) -> dict[str, tuple[Path, ...]]:
     return {name: paths for name, paths in {**{n: getattr(task, n) for n in FILES}, **task.extra}.items() if paths}
 
 
-def supply(task: TaskConfig, config: FinetuneConfig) -> dict[str, Iterator[Row]]:
-    """The rows of every split that a settled task has, not read yet. Raises: RequestError where there is none."""
+def supply(task: TaskConfig, config: FinetuneConfig, standard: bool) -> dict[str, Iterator[Row]]:
+    """The rows of every split that a settled task has, not read yet. Raises: RequestError where there is none.
+
+    standard: the task is described by a file, not by flags.
+    """
     if task.hub is not None and from_hub(task, config):
         return {ours: hub_rows(task.hub, theirs) for ours, theirs in task.hub.splits.items()}
-    standard = task.name in config.tasks
     found = {name: _rows(task, name, paths, standard) for name, paths in paths_of(task).items()}
     if not found:
         raise RequestError(f"task {task.name!r} has no files; give --task.train FILE (and --task.dev, --task.test)")

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, TextIO
 
 
@@ -17,7 +16,7 @@ class WrongLine(Exception):
 def parsed(text: str, number: int, shape: type = dict) -> Any:
     """JSON of the shape asked for. Raises WrongLine with the line of the mistake."""
     try:
-        value = json.loads(text, object_pairs_hook=partial(_object, number))
+        value = json.loads(text, object_pairs_hook=_object)
     except ValueError as error:
         line, what = number + getattr(error, "lineno", 1) - 1, str(error).partition(":")[0]
         hint = "; a JSON value a line is jsonl (--task.format jsonl)" if what == "Extra data" and line > number else ""
@@ -27,17 +26,30 @@ def parsed(text: str, number: int, shape: type = dict) -> Any:
     if not isinstance(value, shape):
         wanted = "an object" if shape is dict else "a list"
         raise WrongLine(number, f"JSON {text[:40]!r}, wanted: {wanted}")
-    return value
+    return once(value, number)
 
 
-def _object(number: int, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises WrongLine for a key that stands twice: of two labels one would train, and nobody would know which."""
+class Twice(dict[str, Any]):
+    """A JSON object, in which or below which the key `twice` stands twice; the last one counts."""
+
+    twice: str
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise WrongLine(number, f"key {twice!r} stands twice in {json.dumps(found, ensure_ascii=False):.80}")
+    names = [name for name, _ in pairs]
+    several = [name for name in names if names.count(name) > 1] if len(found) < len(pairs) else []
+    if below := several or [value.twice for value in found.values() if isinstance(value, Twice)]:
+        found = Twice(found)
+        found.twice = below[0]
     return found
+
+
+def once(value: Any, number: int) -> Any:
+    """Raises WrongLine for a key that stands twice: of two labels one would train, and nobody would know which."""
+    if isinstance(value, Twice):
+        raise WrongLine(number, f"key {value.twice!r} stands twice in {json.dumps(value, ensure_ascii=False):.80}")
+    return value
 
 
 def conll(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -633,7 +633,13 @@ def test_a_label_may_be_the_text_of_an_answer_or_of_rows_without_labels(tmp_path
         keys: dict[str, Any] = {"kind": "choice", "label": "b", "test": [path], **columns}
         found = task(**keys)
         assert found.splits["test"].labels == [1, 1, 1, 1]
+    form = {"text": ["q"], "form": ["{q} {answer}"]}  # {answer} is every answer, not a column
+    raced = write(tmp_path / "r.jsonl", [{"q": f"{n}", "options": ["x", "y"], "answer": "AB"[n % 2]} for n in range(4)])
+    keys = {"kind": "choice", "choices": ["options"], "label": "answer", "test": [raced], **form}
+    assert task(**keys).splits["test"].labels == [0, 1, 0, 1]
     assert len(task(submit=[path], labels=["no", "yes"], text=["q"], label="q").splits["submit"]) == 4
+    with pytest.raises(RequestError, match=r"task.label is 'q'"):
+        task(submit=[path], test=[path], text=["q"], label="q")
 
 
 def test_the_encoder_reads_no_label_of_further_rows_or_of_the_hub(tmp_path: Path) -> None:
@@ -649,6 +655,10 @@ def test_the_encoder_reads_no_label_of_further_rows_or_of_the_hub(tmp_path: Path
 def test_a_key_that_stands_twice_in_a_row_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 0, "label": 1}\n')
+    other = tmp_path / "t.json"
+    other.write_text('[{"text": "a", "label": 0},\n{"text": "b",\n"label": {"x": 1, "x": 1}}]')
+    with pytest.raises(RequestError, match=r"t.json:2: key 'x' stands twice in \{"):
+        task(test=[other])
     with pytest.raises(RequestError, match=r"t.jsonl:2: key 'label' stands twice in \{\"text\": \"b\", \"label\": 1\}"):
         task(test=[path])
 
@@ -723,6 +733,14 @@ def test_a_standard_task_says_where_its_rows_are(tmp_path: Path, monkeypatch: py
         standard("people", tmp_path)
     with pytest.raises(RequestError, match=r"^no file gone.csv; set --task.train"):
         task(name="people", train=["gone.csv"])
+    table = write(tmp_path / "t.csv", [{"text": f"{n}", "label": n % 2} for n in range(20)])
+    with pytest.raises(RequestError, match=r"people.yaml: no file gone.csv; add sources"):
+        task(train=[table], also=["people"])
+    with pytest.raises(RequestError, match=r"^task.label is 'text'"):
+        task(name="people", train=[table], label="text")
+    (tmp_path / "people.yaml").write_text(f"train: [{table}]\nform: ['{{text}} {{label}}']\n")
+    with pytest.raises(RequestError, match=r"people.yaml: task.label is 'label', which is a column of task.form too"):
+        task(train=[table], also=["people"])
     (tmp_path / "people.yaml").write_text("train: [gone.csv]\nsources: [{at: x}]\nlabel: text\n")
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "gone.csv").touch()
