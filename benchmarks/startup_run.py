@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 STEP, REST = "step", "rest"
-WORK = {"pretrain": "pretrain.process", "finetune": "finetune.sweep"}
+WORK = {"pretrain": "pretrain.loop", "finetune": "finetune.sweep"}
 # Where the functions of each part are looked up when they are called. A name that is gone ends the benchmark.
 PARTS: dict[str, dict[str, list[str]]] = {
     "pretrain": {

@@ -147,7 +147,8 @@ class MapsConfig:
     text: Annotated[str, Field(min_length=1)]
     """Any sentence."""
     out: Path
-    """Picture to write: .png, .svg or .pdf; beside it goes OUT.maps.json, which the report reads."""
+    """Picture to write: .png, .svg or .pdf; beside it goes the same name with the ending .maps.json, which the report
+    reads."""
     layers: tuple[int, ...] = ()
     """Layers to draw, the bottom one 0; empty: all."""
     head: Annotated[int, Field(ge=0)] | None = None

@@ -14,9 +14,11 @@ def run(argv: list[str]) -> None:
 
 def export_(argv: list[str]) -> None:
     """Write a checkpoint as a Hugging Face folder, logits parity asserted."""
-    from pretrain.export import ExportConfig, export
+    from pretrain.config import ExportConfig
 
     request = cli.parse(ExportConfig, argv, "python -m pretrain export")
+    from pretrain.export import export
+
     cli.expect_no_gpu()
     difference = export(request)
     print(f"{request.out}: largest logit difference from the trained module {difference:.1e}")

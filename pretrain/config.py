@@ -1,4 +1,4 @@
-"""The typed configuration of a pre-training run, and the checks that need no model."""
+"""The typed configurations of a pre-training run and an export, and the checks that need no model."""
 
 import os
 from importlib.util import find_spec
@@ -107,6 +107,18 @@ class PretrainConfig(MethodsConfig):
     def slots(self, world: int) -> int:
         """Micro-batches per optimizer step and process."""
         return self.global_batch // (self.micro(world) * world)
+
+
+@config
+class ExportConfig:
+    """Write a checkpoint as a Hugging Face folder; the adversary goes beside the model, not into it."""
+
+    checkpoint: Path
+    """Checkpoint (step-N) or run folder, of which the newest checkpoint is taken."""
+    out: Path
+    """Hugging Face folder to make."""
+    overwrite: bool = False
+    """Replace `out` where an export stands, and nothing else in it."""
 
 
 def check(config: PretrainConfig, world: int, cuda: bool) -> None:

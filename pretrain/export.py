@@ -16,7 +16,7 @@ from transformers import (
 
 from asa import checkpoint, hf, manifest, record, rtd
 from asa.adversary import ASAConfig
-from asa.config import config, from_dict
+from asa.config import from_dict
 from asa.engine import load_parameters
 from asa.errors import RequestError, WorkError
 from asa.families import family
@@ -24,21 +24,10 @@ from asa.model import TaskModel
 from asa.places import refusal_told
 from asa.tokenizer import load_tokenizer
 from pretrain.card import card
+from pretrain.config import ExportConfig
 
 KIND = "export"
 PARITY = 1e-5  # largest difference of a logit, absolute
-
-
-@config
-class ExportConfig:
-    """Write a checkpoint as a Hugging Face folder; the adversary goes beside the model, not into it."""
-
-    checkpoint: Path
-    """Checkpoint (step-N) or run folder, of which the newest checkpoint is taken."""
-    out: Path
-    """Hugging Face folder to make."""
-    overwrite: bool = False
-    """Replace `out` where an export stands, and nothing else in it."""
 
 
 class Part(NamedTuple):

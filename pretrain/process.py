@@ -13,7 +13,6 @@ from asa import dist
 from asa.errors import RequestError, WorkError
 from asa.methods import flags_unread
 from pretrain.config import PretrainConfig, check
-from pretrain.loop import train
 
 NEVER = timedelta(days=365)
 
@@ -21,6 +20,8 @@ NEVER = timedelta(days=365)
 def run(argv: list[str]) -> None:
     """Pre-train in this process, one of those the launcher started (or the only one)."""
     request = cli.parse(PretrainConfig, argv, "python -m pretrain run")
+    from pretrain.loop import train  # takes seconds, for which --help and a wrong flag do not wait
+
     launched = "RANK" in os.environ
     cuda = torch.cuda.is_available()
     if (unread := flags_unread(argv, [request.method])) and not rank():

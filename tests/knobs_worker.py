@@ -16,6 +16,7 @@ from asa.config import from_dict, to_dict
 from data_prep.build import build
 from data_prep.config import BuildConfig
 from finetune.sweep import sweep
+from pretrain import loop
 from pretrain import process as command
 from pretrain.config import PretrainConfig
 from pretrain.loop import train
@@ -139,7 +140,7 @@ def _numbers(run: Path) -> list[dict[str, Any]]:
 
 
 def _deterministic(base: PretrainConfig, folder: Path, asked: bool) -> bool:
-    command.train = lambda *_: None  # type: ignore[assignment]  # how it trains is seen above
+    loop.train = lambda *_: None  # type: ignore[assignment]  # how it trains is seen above
     flags = {"data": base.data, "model": base.model, "out": folder / "d", "deterministic": str(asked).lower()}
     command.run([part for key, value in flags.items() for part in (f"--{key}", str(value))])
     return torch.are_deterministic_algorithms_enabled()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 
 from asa.errors import RequestError
 from finetune.tasks.cells import composed, flag, wrong
@@ -41,6 +42,7 @@ def check_keys(task: TaskConfig, standard: bool) -> None:
 def _check_keys(task: TaskConfig) -> None:
     _check_kind(task)
     _check_formats(task)
+    _check_once(task)
     clash = set(FILES) & set(task.extra)
     if clash:
         raise RequestError(f"task.extra names {sorted(clash)[0]!r}, which has a key of its own; name it otherwise")
@@ -108,6 +110,17 @@ def _check_formats(task: TaskConfig) -> None:
                 f"task.{key} is set, which no file of the task has a use for, only those of format"
                 f" {', '.join(formats)}; leave it out, or set --task.format"
             )
+
+
+def _check_once(task: TaskConfig) -> None:
+    """Rows of a file that is named twice in a split would train, or be scored, twice."""
+    for split, paths in paths_of(task).items():
+        seen = set[Path]()
+        for path in paths:
+            if path.resolve() in seen:
+                key = split if split in FILES else f"extra.{split}"
+                raise RequestError(f"task.{key} names {path} twice; leave it out once, by --task.{key}")
+            seen.add(path.resolve())
 
 
 def check_scores(splits: Mapping[str, Split], metrics: Iterable[str]) -> None:

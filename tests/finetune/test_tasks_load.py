@@ -297,6 +297,18 @@ def test_a_split_is_named_as_a_file_may_be(tmp_path: Path, name: str) -> None:
         task(test=[path], extra={name: [path]})
 
 
+def test_a_file_is_named_once_in_a_split(table: Path) -> None:
+    twice = (table, table)
+    splits: dict[str, dict[str, Any]] = {"train": {"train": twice}, "dev": {"train": (table,), "dev": twice}}
+    for key, split in (splits | {"extra.hard": {"train": (table,), "extra": {"hard": twice}}}).items():
+        with pytest.raises(RequestError, match=rf"task\.{key} names \S+ twice; leave it out once, by --task\.{key}$"):
+            task(**split)
+    link = table.parent / "link.csv"
+    link.symlink_to(table)
+    with pytest.raises(RequestError, match=r"names \S+link\.csv twice"):
+        task(train=(table, link))
+
+
 def test_scores_of_two_splits_have_not_one_name(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", [{"text": str(n), "label": n % 2, "part": "macro"} for n in range(4)])
     keys: dict[str, Any] = {"test": [path], "metrics": ["macro_f1", "f1"]}

@@ -383,19 +383,30 @@ def test_only_a_command_that_reads_tasks_from_the_hub_may_reach_it(flags: list[s
 
 HELP = """
 import sys
-from launch.__main__ import finetune_, pretrain_
+from {module}.__main__ import {command}
 try:
-    {command}_(["--help"])
+    {command}(["--help"])
 except SystemExit:
     print("loaded", *sys.modules)
 """
 
 
-@pytest.mark.parametrize(("command", "other"), [("pretrain", "finetune"), ("finetune", "pretrain")])
-def test_a_command_that_needs_no_model_loads_none_nor_the_other_stage(command: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "command", "stage", "other"),
+    [
+        ("launch", "pretrain_", "pretrain", "finetune"),
+        ("launch", "finetune_", "finetune", "pretrain"),
+        ("pretrain", "run", "pretrain", "finetune"),
+        ("pretrain", "export_", "pretrain", "finetune"),
+        ("finetune", "run", "finetune", "pretrain"),
+    ],
+)
+def test_a_command_that_needs_no_model_loads_none_nor_the_other_stage(
+    module: str, command: str, stage: str, other: str
+) -> None:
     """They take seconds, which --help, --dry_run and refusals would wait."""
-    code = HELP.format(command=command)
+    code = HELP.format(module=module, command=command)
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100).stdout
     loaded = set(said.splitlines()[-1].split())
-    assert {f"{command}.config", "asa.attention", "torch"} <= loaded
+    assert {f"{stage}.config", "asa.attention", "torch"} <= loaded
     assert not loaded & {"transformers.modeling_utils", "asa.biased", "sklearn", "scipy.stats", "deepspeed", other}

@@ -102,7 +102,7 @@ def wait_until_working(both: list[ForkServerProcess], record: Path, before: int 
 
 
 def test_a_hundred_kills_lose_nothing(request_: PretrainConfig, tmp_path: Path) -> None:
-    FORKS.set_forkserver_preload(["pretrain.process", "deepspeed"])
+    FORKS.set_forkserver_preload(["pretrain.process", "pretrain.loop", "deepspeed"])
     chance = random.Random(0)
     config, calm, rough = tmp_path / "run.yaml", tmp_path / "calm", tmp_path / "rough"
     request = replace(request_, steps=STEPS, save_every=5, eval_every=STEPS, log_every=5)
