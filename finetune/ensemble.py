@@ -113,8 +113,8 @@ def _same_rows(starts: dict[Path, dict[str, Any]]) -> None:
     first = next(iter(known), Path())
     if other := [run for run, sha256 in known.items() if sha256 != known[first]]:
         raise RequestError(
-            f"{other[0]} and {first} were trained, chosen or scored on other rows of the task (task_sha256);"
-            f" give runs of the same rows by {FLAG}"
+            f"{other[0]} and {first} were trained, chosen or scored on other rows, classes or metrics of the task"
+            f" (task_sha256); give runs of the same rows by {FLAG}"
         )
 
 

@@ -31,13 +31,17 @@ def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, st
     exact = {name: index for index, name in enumerate(ours)}  # first, as classes may differ in case alone
     places = {_plain(name): index for index, name in enumerate(ours)}
     by_number = _by_number(theirs, ours) if len(theirs) == len(ours) else {}
+    mine, other = _numbers(theirs), _numbers(ours)
+    shifted = by_number if mine and other and set(mine) != set(other) else {}  # of 0 and 1, 1 is not the 1 of 1 and 2
     found = []
     for index, name in enumerate(theirs):
         asked = given.get(name, name)
         wanted = _plain(asked)
         if wanted not in places and wanted in ("neutral", "contradiction") and _NOT_ENTAILED in places:
             wanted = _NOT_ENTAILED
-        place = exact.get(asked, places.get(wanted, by_number.get(index) if name not in given else None))
+        place = exact.get(asked, places.get(wanted))
+        if name not in given:
+            place = shifted.get(index, by_number.get(index) if place is None else place)
         if place is None:
             what = f"map.{name} = {asked!r}" if name in given else f"class {name!r} of {where}"
             raise RequestError(f"{what} is none of {', '.join(ours)}; set --map.{name}")

@@ -22,7 +22,7 @@ def answers(task: TaskConfig, row: Row) -> tuple[list[str], list[str]]:
     except (ValueError, TypeError, KeyError, AttributeError):
         texts, names = [], []
     if len(texts) < 2:
-        what = f"column {columns[0]!r} holds {value!r:.60}, wanted: a list of two answers or more"
+        what = f"column {columns[0]!r} holds {value!r:.60}, wanted: a list of two texts or more"
         raise wrong(row, what, flag(task, "choices"))
     return texts, names
 
@@ -47,7 +47,7 @@ def _listed(value: Any) -> tuple[list[str], list[str]]:
     if isinstance(value, dict):
         value = [{"text": text, "label": name} for text, name in zip(value["text"], value["label"], strict=True)]
     if value and isinstance(value[0], dict):
-        return [answer["text"].strip() for answer in value], [str(answer["label"]) for answer in value]
+        return [answer["text"].strip() for answer in value], [canonical(answer["label"]) for answer in value]
     return [answer.strip() for answer in value], []
 
 
@@ -58,6 +58,8 @@ def right(task: TaskConfig, row: Row, texts: list[str], names: list[str]) -> int
     """
     value = cell(task, row, task.label, "label")
     name, last = canonical(value), len(texts) - 1
+    if names.count(name) > 1:
+        raise wrong(row, f"label {value!r:.60} is the name of two answers", flag(task, "choices"))
     if name in names:
         return names.index(name)
     letters = [chr(ord("A") + at) for at in range(len(texts))]

@@ -12,6 +12,8 @@ from asa.errors import RequestError
 from finetune.tasks.files import Row
 from finetune.tasks.spec import TaskConfig
 
+_NOTHING: Any = object()
+
 
 def flag(task: TaskConfig, key: str) -> str:
     """What a message names: standard tasks are not described by flags."""
@@ -50,25 +52,25 @@ def null(row: Row, column: str) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def plain(task: TaskConfig) -> bool:
-    """Whether a row's texts are what its columns hold."""
-    return not task.form and task.kind not in ("token", "choice")
-
-
 def has(row: Row, column: str) -> bool:
-    return column in row.values or column.partition(".")[0] in row.values
+    return column in row.values or _inner(row.values, column) is not _NOTHING
+
+
+def _inner(found: Any, column: str) -> Any:
+    """What stands behind the dots of a name."""
+    for part in column.split("."):
+        if not isinstance(found, dict) or part not in found:
+            return _NOTHING
+        found = found[part]
+    return found
 
 
 def cell(task: TaskConfig, row: Row, column: str, key: str) -> Any:
     """Raises RequestError, which names the columns there are."""
-    found: Any = row.values
-    if column in found:
-        return found[column]
-    for part in column.split("."):
-        if not isinstance(found, dict) or part not in found:
-            there = f"only {', '.join(map(repr, row.values))}" if row.values else "the row has none"
-            raise wrong(row, f"no column {column!r}, {there}", flag(task, key))
-        found = found[part]
+    found = row.values[column] if column in row.values else _inner(row.values, column)
+    if found is _NOTHING:
+        there = f"only {', '.join(map(repr, row.values))}" if row.values else "the row has none"
+        raise wrong(row, f"no column {column!r}, {there}", flag(task, key))
     return found
 
 
@@ -76,14 +78,18 @@ def string(task: TaskConfig, row: Row, column: str, key: str) -> str:
     value = cell(task, row, column, key)
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = " ".join(value)  # the turns of a dialogue
-    if key == "text" and plain(task) and null(row, column):
-        mend = flag(task, "broken") + " mend" if task.broken == "refuse" else flag(task, key)
-        raise wrong(row, f"no text in column {column!r}", mend)
+    _refuse_null(task, row, column, key)
     if not isinstance(value, str):
         raise wrong(row, f"column {column!r} holds {value!r:.60}, which is no text", flag(task, key))
     if task.literals and value[:2] in ("b'", 'b"'):
         value = _literal(task, row, value)
     return value.strip()
+
+
+def _refuse_null(task: TaskConfig, row: Row, column: str, key: str) -> None:
+    if key in ("text", "form") and null(row, column):
+        mend = flag(task, "broken") + " mend" if task.broken == "refuse" else flag(task, key)
+        raise wrong(row, f"no text in column {column!r}", mend)
 
 
 def _literal(task: TaskConfig, row: Row, value: str) -> str:
@@ -95,6 +101,7 @@ def _literal(task: TaskConfig, row: Row, value: str) -> str:
 
 def words(task: TaskConfig, row: Row, column: str, key: str) -> list[Any]:
     value = cell(task, row, column, key)
+    _refuse_null(task, row, column, key)
     words = _pieces(value.strip(), key) if isinstance(value, str) else value
     if not isinstance(words, list) or not words:
         what = f"column {column!r} holds {value!r:.60}, wanted: a list, or words between spaces"

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from asa.errors import RequestError
-from finetune.tasks.cells import composed, flag, wrong
+from finetune.tasks.cells import canonical, flag, wrong
 from finetune.tasks.files import ending
 from finetune.tasks.places import FILES, blind, paths_of
 from finetune.tasks.rows import FIELD, Raw
@@ -43,6 +43,8 @@ def _check_keys(task: TaskConfig) -> None:
     _check_kind(task)
     _check_formats(task)
     _check_once(task)
+    if len(set(task.header)) < len(task.header):
+        raise RequestError(f"task.header is {', '.join(task.header)}, allowed: each once; set --task.header")
     clash = set(FILES) & set(task.extra)
     if clash:
         raise RequestError(f"task.extra names {sorted(clash)[0]!r}, which has a key of its own; name it otherwise")
@@ -50,9 +52,10 @@ def _check_keys(task: TaskConfig) -> None:
         raise RequestError(f"task.labels is {', '.join(task.labels)}, kind {task.kind} has no classes; leave it out")
     _check_label(task)
     strange = sorted(set(task.spellings.values()) - set(task.labels)) if task.labels else []
-    if len(set(map(composed, task.labels))) < len(task.labels) or len(task.labels) == 1 or strange:
+    named = {canonical(name) for name in task.labels} - {""}
+    if len(named) < len(task.labels) or len(task.labels) == 1 or strange:
         what = f"task.spellings names class {strange[0]!r}" if strange else f"task.labels is {', '.join(task.labels)}"
-        raise RequestError(f"{what}, allowed: two classes or more, each once; set --task.labels")
+        raise RequestError(f"{what}, allowed: two classes or more, each named once; set --task.labels")
     if task.kind == "choice" and not task.choices and len(task.text) < 2:
         raise RequestError("kind choice has no column of answers; set --task.choices")
     if task.kind == "choice" and task.form and not any("{answer}" in form for form in task.form):

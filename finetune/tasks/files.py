@@ -108,7 +108,7 @@ def _csv(file: TextIO, header: tuple[str, ...]) -> Iterator[Found]:
     first = next((line for line in file if line.strip()), "")
     file.seek(0)
     reader = csv.reader(file, delimiter="\t" if "\t" in first and "," not in first else ",", strict=True)
-    before, begun = 0, False
+    before, begun, blank = 0, False, 0
     try:
         names = header
         for fields in reader:
@@ -119,8 +119,11 @@ def _csv(file: TextIO, header: tuple[str, ...]) -> Iterator[Found]:
             if first and (not header or tuple(fields) == header):
                 names = _names(fields, number)
             elif len(fields) == len(names):
+                _check_blank(blank)
                 yield number, dict(zip(names, fields, strict=True))
-            elif fields:
+            elif not fields:
+                blank = blank or (number if len(names) == 1 else 0)
+            else:
                 raise published.WrongLine(number, f"{len(fields)} fields, {len(names)} columns ({', '.join(names)})")
     except csv.Error as error:
         lone = "a carriage return outside quotes; end lines by \\n, or quote the text"
@@ -130,12 +133,14 @@ def _csv(file: TextIO, header: tuple[str, ...]) -> Iterator[Found]:
 def _tsv(file: TextIO, header: tuple[str, ...], mend: bool) -> Iterator[Found]:
     """Separated by tabs, quotes are ordinary characters. mend: a line with too few fields goes on in the next ones, as
     some published rows have a line break inside a text; without any that complete it, it is a row to be left out."""
-    names, begun = header, False
+    names, begun, blank = header, False, 0
     fields, lines, start = list[str](), 0, 0  # of a row that is not complete yet
     for number, line in enumerate(file, 1):
         parts = line.rstrip("\r\n").split("\t")
         if not (lines or line.strip()) and (not begun or parts == [""]):
+            blank = blank or (number if begun and len(names) == 1 else 0)
             continue
+        _check_blank(blank)
         first, begun = not begun, True
         if first and (not header or tuple(parts) == header):
             names = _names(parts, number)
@@ -154,8 +159,14 @@ def _tsv(file: TextIO, header: tuple[str, ...], mend: bool) -> Iterator[Found]:
         yield start, {}, 0
 
 
+def _check_blank(number: int) -> None:
+    """Raises WrongLine for a blank line (0: none) between rows of one column: it may be a text, or nothing."""
+    if number:
+        raise published.WrongLine(number, "a blank line between rows of one column; leave it out, or write it as jsonl")
+
+
 def _names(fields: list[str], number: int) -> tuple[str, ...]:
-    twice = {name for name in fields if fields.count(name) > 1}
+    twice = {name for name in fields if name.strip() and fields.count(name) > 1}  # a sheet's empty ends have no name
     if twice:
         raise published.WrongLine(number, f"column {sorted(twice)[0]!r} is there twice")
     return tuple(fields)
@@ -164,12 +175,15 @@ def _names(fields: list[str], number: int) -> tuple[str, ...]:
 def _jsonl(file: TextIO) -> Iterator[Found]:
     for number, line in enumerate(file, 1):
         if line.strip():
-            yield number, published.parsed(line.strip(), number)
+            yield number, published.once(published.parsed(line.strip(), number), number)
 
 
 def _json(file: TextIO, entry: str) -> Iterator[Found]:
     """A list of objects, or an object of such lists, of which `entry` names one."""
-    content = published.parsed(file.read(), 1, list if not entry else dict)
+    hint = "" if entry else " (of an object that holds one, name the entry by --task.entry)"
+    content = published.parsed(file.read(), 1, dict if entry else list, hint)
+    if entry:
+        published.once(content, 1, below=False)
     if entry and entry not in content:
         raise published.WrongLine(1, f"no entry {entry!r}, only {', '.join(map(repr, content))}")
     rows = content[entry] if entry else content

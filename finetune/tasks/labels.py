@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from asa.errors import RequestError
-from finetune.tasks.cells import canonical, composed, flag, wrong
+from finetune.tasks.cells import canonical, flag, wrong
 from finetune.tasks.files import Row
 from finetune.tasks.rows import Raw
 from finetune.tasks.spec import TaskConfig
@@ -25,7 +25,7 @@ def classes(task: TaskConfig, raw: Raw) -> list[str]:
             f"no file of task {task.name!r} has labels; give --task.train, or the classes by --task.labels"
         )
     values = raw.labels if task.kind != "token" else (label for labels in raw.labels for label in labels)
-    spelt = {composed(spelling): name for spelling, name in task.spellings.items()}
+    spelt = {canonical(spelling): canonical(name) for spelling, name in task.spellings.items()}
     names = {spelt.get(name, name) for name in map(canonical, values)}
     numbers = all(name.isdecimal() and len(name) <= DIGITS for name in names)
     found = sorted(names, key=lambda name: (int(name) if numbers else 0, name != "O", name))
@@ -35,15 +35,20 @@ def classes(task: TaskConfig, raw: Raw) -> list[str]:
             " set --task.kind regression, or name the classes by --task.labels"
         )
     if len(found) < 2:
-        raise wrong(raw.rows[0], f"column {task.label!r} has one class only, {found[0]!r}", flag(task, "label"))
+        named = f"{flag(task, 'label')}, or name the classes by {flag(task, 'labels')}"
+        raise wrong(raw.rows[0], f"column {task.label!r} has one class only, {found[0]!r}", named)
     return found
 
 
 def _amount(names: list[str]) -> str | None:
     """One that is no whole number, where all are numbers: amounts, it seems, and not classes."""
-    if not all(re.fullmatch(r"[-+]?\d*\.?\d+([eE][-+]?\d+)?", name) for name in names):
+    if not all(map(_is_number, names)):
         return None
     return next((name for name in names if "." in name or "e-" in name.lower()), None)
+
+
+def _is_number(name: str) -> bool:
+    return re.fullmatch(r"[-+]?\d*\.?\d+([eE][-+]?\d+)?", name.strip()) is not None
 
 
 def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:
@@ -52,11 +57,11 @@ def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:
         return raw.labels
     if task.kind == "regression":
         return [_number(task, row, value) for row, value in zip(raw.rows, raw.labels, strict=True)]
-    known = {composed(name): index for index, name in enumerate(names)}
-    # Classes that come from the rows have no order a file could mean by a number.
-    if task.labels and not any(name.isdecimal() for name in names):
+    known = {canonical(name): index for index, name in enumerate(names)}
+    # Classes that come from the rows have no order a file could mean by a number; beside a class 1.5, 1 is no place.
+    if task.labels and not any(map(_is_number, names)):
         known |= {str(index): index for index in range(len(names))}
-    spelt = {composed(spelling): composed(name) for spelling, name in task.spellings.items()}
+    spelt = {canonical(spelling): canonical(name) for spelling, name in task.spellings.items()}
     known |= {spelling: known[name] for spelling, name in spelt.items() if name in known}
     found: list[Label] = []
     for row, value in zip(raw.rows, raw.labels, strict=True):

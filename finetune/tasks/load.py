@@ -50,7 +50,7 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
     standard = task.name in config.tasks
     check_keys(task, standard)
     supplied = supply(task, config, standard)
-    _check_names(supplied, "--task.extra")
+    _check_names(supplied, "--task.hub.splits" if from_hub(task, config) else "--task.extra")
     raws = {name: read(task, rows, _labelled(name)) for name, rows in supplied.items()}
     names = classes(task, next((raw for raw in raws.values() if raw.labels is not None), next(iter(raws.values()))))
     scored = _split_subsets(task, raws, {name: split_of(task, raw, names) for name, raw in raws.items()})

@@ -72,6 +72,8 @@ def supply(task: TaskConfig, config: FinetuneConfig, standard: bool) -> dict[str
     if task.hub is not None and from_hub(task, config):
         return {ours: hub_rows(task.hub, theirs) for ours, theirs in task.hub.splits.items()}
     found = {name: _rows(task, name, paths, standard) for name, paths in paths_of(task).items()}
+    if not found and task.hub is not None:
+        raise RequestError(f"task {task.name!r} is on the hub, not in a folder; leave --data out")
     if not found:
         raise RequestError(f"task {task.name!r} has no files; give --task.train FILE (and --task.dev, --task.test)")
     return found

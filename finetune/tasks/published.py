@@ -13,8 +13,8 @@ class WrongLine(Exception):
         super().__init__(f"{number}: {what}")
 
 
-def parsed(text: str, number: int, shape: type = dict) -> Any:
-    """JSON of the shape asked for. Raises WrongLine with the line of the mistake."""
+def parsed(text: str, number: int, shape: type = dict, hint: str = "") -> Any:
+    """JSON of the shape asked for, in which keys may stand twice. Raises WrongLine with the line of the mistake."""
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except ValueError as error:
@@ -25,30 +25,35 @@ def parsed(text: str, number: int, shape: type = dict) -> Any:
         raise WrongLine(number, "JSON that is nested too deeply") from None
     if not isinstance(value, shape):
         wanted = "an object" if shape is dict else "a list"
-        raise WrongLine(number, f"JSON {text[:40]!r}, wanted: {wanted}")
-    return once(value, number)
+        raise WrongLine(number, f"JSON {text[:40]!r}, wanted: {wanted}{hint}")
+    return value
 
 
 class Twice(dict[str, Any]):
-    """A JSON object, in which or below which the key `twice` stands twice; the last one counts."""
+    """A JSON object in which the key `twice` stands twice; the last one counts."""
 
     twice: str
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    names = [name for name, _ in pairs]
-    several = [name for name in names if names.count(name) > 1] if len(found) < len(pairs) else []
-    if below := several or [value.twice for value in found.values() if isinstance(value, Twice)]:
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
         found = Twice(found)
-        found.twice = below[0]
+        found.twice = next(name for name in names if names.count(name) > 1)
     return found
 
 
-def once(value: Any, number: int) -> Any:
-    """Raises WrongLine for a key that stands twice: of two labels one would train, and nobody would know which."""
-    if isinstance(value, Twice):
-        raise WrongLine(number, f"key {value.twice!r} stands twice in {json.dumps(value, ensure_ascii=False):.80}")
+def once(value: Any, number: int, below: bool = True) -> Any:
+    """The value. Raises WrongLine for an object in which, or (below) in whose parts, a key stands twice: of two labels
+    one would train, and nobody would know which."""
+    parts = [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Twice):
+            raise WrongLine(number, f"key {part.twice!r} stands twice in {json.dumps(part, ensure_ascii=False):.80}")
+        inner = part.values() if isinstance(part, dict) else part
+        parts += [one for one in inner if isinstance(one, dict | list)] if below else []
     return value
 
 
@@ -94,7 +99,7 @@ def dream(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
     """[turns, questions, id] per dialogue: columns dialogue, id, question, choice, answer, a row per question."""
     for number, item in enumerate(parsed(file.read(), 1, list), 1):
         try:
-            turns, questions, name = item
+            turns, questions, name = once(item, number)
             found = [{"dialogue": " ".join(turns), "id": name, **question} for question in questions]
         except (TypeError, ValueError):
             raise WrongLine(number, "no [turns, questions, id] as DREAM has them") from None
@@ -103,7 +108,7 @@ def dream(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def race(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
     """One of RACE's files, a JSON object: columns id, article, question, options, answer, a row per question."""
-    item = parsed(file.read(), 1)
+    item = once(parsed(file.read(), 1), 1)
     try:
         questions = zip(item["questions"], item["options"], item["answers"], strict=True)
         shared = {"id": item["id"], "article": item["article"]}

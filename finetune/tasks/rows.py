@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from asa.errors import RequestError
 from finetune.tasks.answers import answers, right
-from finetune.tasks.cells import canonical, cell, check_utf8, flag, has, missing, null, plain, string, words, wrong
+from finetune.tasks.cells import canonical, cell, check_utf8, flag, has, missing, null, string, words, wrong
 from finetune.tasks.files import Row
 from finetune.tasks.spec import TaskConfig
 from finetune.tasks.task import Choices, Text
@@ -32,19 +32,21 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
     """Args: labelled, None: whether the first row has the column. Raises: RequestError for a row that does not fit."""
     rows, texts, labels, subsets, numbers = [], [], [], [], []
     dropped, textless, joined, seen = 0, 0, 0, set()
-    row = None
+    row, asked = None, labelled
     for number, row in enumerate(found):
         joined += row.lines > 1
         if row.lines == 0:
             dropped += 1
             continue
         labelled = has(row, task.label) if labelled is None else labelled
+        if asked is None and not labelled:
+            _check_blind(task, row)
         if labelled and _unlabelled(task, row):
             if task.broken == "refuse":
                 raise wrong(row, f"no label in column {task.label!r}", flag(task, "broken") + " mend")
             dropped += 1
             continue
-        if labelled and task.broken == "mend" and plain(task) and any(null(row, column) for column in task.text):
+        if labelled and task.broken == "mend" and any(null(row, column) for column in _read(task)):
             dropped, textless = dropped + 1, textless + 1
             continue
         if task.first_of:
@@ -65,6 +67,20 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
         where = f"no row of {row.path} has a {what}" if row else "a split has no rows"
         raise RequestError(f"{where}; give others, or set {flag(task, key)}")
     return Raw(rows, texts, labels if labelled else None, subsets, dropped, joined, numbers)
+
+
+def _check_blind(task: TaskConfig, row: Row) -> None:
+    """Raises RequestError for a label in a split whose first row has none: it would not be scored."""
+    if has(row, task.label) and not missing(cell(task, row, task.label, "label")):
+        raise wrong(row, f"a label in column {task.label!r}, which the first row has not", flag(task, "label"))
+
+
+def _read(task: TaskConfig) -> list[str]:
+    """The columns whose texts the encoder reads, but for answers."""
+    if not task.form:
+        return list(_context(task) if task.kind == "choice" else task.text)
+    fields = [name for form in task.form for name in re.findall(FIELD, form)]
+    return [name for name in fields if name != "answer" or task.kind != "choice"]
 
 
 def _unlabelled(task: TaskConfig, row: Row) -> bool:
@@ -105,7 +121,7 @@ def _check_row(task: TaskConfig, row: Row, text: Any, label: Any) -> None:
     is itself a list or an object."""
     for part in text if task.kind == "choice" else (text,):
         check_utf8(row, " ".join(part), "a text", flag(task, "text"))
-    for part in label if task.kind == "token" and label else (label,):
+    for part in label or () if task.kind == "token" else (label,):
         if isinstance(part, dict | list):
             raise wrong(row, f"label {part!r:.60}, allowed: a name or a number", flag(task, "label"))
         check_utf8(row, str(part), "a label", flag(task, "label"))

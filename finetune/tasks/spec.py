@@ -31,6 +31,12 @@ def _separate(given: Any) -> Any:
     return [part for several in parts for part in several]
 
 
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("an entry is given twice, allowed: each once")
+    return names
+
+
 Files = Annotated[tuple[Path, ...], BeforeValidator(_separate)]
 
 
@@ -85,7 +91,7 @@ class TaskConfig:
     their name is submit-SOMETHING."""
     subsets: str = ""
     """Column by whose values the rows of test are scored apart as well, a further split each; empty: none."""
-    also: tuple[str, ...] = ()
+    also: Annotated[tuple[str, ...], AfterValidator(_distinct)] = ()
     """Standard tasks of the same kind and classes whose training rows are added."""
     format: Format = "auto"
     """How the files are written; auto: by their ending. csv: separated by commas, or by tabs where the first line has

@@ -63,7 +63,7 @@ def held_out(split: Split, share: float) -> tuple[Split, Split]:
     if not taken or len(taken) == len(split):
         raise RequestError(
             f"{len(split)} training rows left, too few (or too alike) to hold {count} out; give --task.dev and"
-            " --task.test"
+            " --task.test, or set a smaller --holdout"
         )
     return _picked(split, [at for at in range(len(split)) if at not in taken]), _picked(split, sorted(taken))
 

@@ -302,7 +302,7 @@ def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     blind = rows("classification", np.ones((1, 2)), ["no", "yes"])
     files = [run_of(tmp_path / name, "a", {"submit": blind}, inputs={"task_sha256": name}) for name in ("x", "y")]
     for runs, told in (
-        ((files[0], files[1]), "were trained, chosen or scored on other rows of the task"),
+        ((files[0], files[1]), "were trained, chosen or scored on other rows, classes or metrics of the task"),
         ((one, other), "have not the same rows in test.npz"),
         ((one, task), "several tasks: a, b"),
         ((one, more), rf"{more} and {one} have not both predictions/mm.npz; give others"),

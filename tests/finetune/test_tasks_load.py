@@ -112,6 +112,11 @@ def test_lists_inside_a_task_are_given_by_commas_as_those_outside() -> None:
         (["-0.0", "1", "0"], {}, [0, 1, 0]),
         (["n", "yes", "n"], {"labels": ["no", "yes"], "spellings": {"n": "no"}}, [0, 1, 0]),
         (["1", "0.5", "-2"], {"kind": "regression"}, [1.0, 0.5, -2.0]),
+        (["1.0", "1.5", "2.0"], {"labels": ["1.0", "1.5", "2.0"]}, [0, 1, 2]),
+        (["1", "1.5", "2"], {"labels": ["2.0", "1.5", "1.0"]}, [2, 1, 0]),
+        (["1", "0.0", "1.0"], {"labels": ["0.0", "0.5", "1.0"]}, [2, 0, 2]),
+        (["-1", "1", "-1.0"], {"labels": ["1", "-1"]}, [1, 0, 1]),
+        (["1.0", "2", "1"], {"spellings": {"1.0": "z ", " 2.0": "y"}}, [1, 0, 1]),
     ],
 )
 def test_labels_are_names_or_numbers(
@@ -284,7 +289,7 @@ def test_a_class_is_one_however_its_accents_are_spelt(tmp_path: Path) -> None:
         found = task(train=[train], test=[test], **keys)
         assert len(found.labels) == 2
         assert found.splits["test"].labels == [1, 1, 0]
-    with pytest.raises(RequestError, match=r"each once; set --task\.labels"):
+    with pytest.raises(RequestError, match=r"each named once; set --task\.labels"):
         task(train=[train], test=[test], labels=["bar", joined, apart])
 
 
@@ -512,7 +517,7 @@ def test_the_hash_covers_bytes_and_what_is_made_of_them(table: Path) -> None:
         (
             [{"text": "x", "b": ["y"], "label": 0}],
             {"kind": "choice", "choices": ["b"]},
-            r"a list of two answers or more",
+            r"a list of two texts or more",
         ),
         (
             [{"text": "x", "b": ["y", "z"], "label": 2}],
@@ -675,6 +680,117 @@ def test_a_key_that_stands_twice_in_a_row_is_refused(tmp_path: Path) -> None:
         task(test=[path])
 
 
+@pytest.mark.parametrize("labels", [["+1", "-1"], ["0.5", "1.5"]])
+def test_a_label_is_no_number_of_a_class_beside_classes_that_are_numbers(tmp_path: Path, labels: list[str]) -> None:
+    path = write(tmp_path / "t.jsonl", [{"text": "x", "label": labels[0]}, {"text": "y", "label": 1}])
+    with pytest.raises(RequestError, match=rf"t.jsonl:2: label 1, allowed: {re.escape(', '.join(labels))}; .*labels"):
+        task(test=[path], labels=labels)
+
+
+def test_a_key_that_stands_twice_is_found_at_any_depth(tmp_path: Path) -> None:
+    answers = (
+        '{"q": "a", "b": [{"text": "x", "label": "A"}, [{"text": "y", "label": "B", "label": "A"}]], "label": "A"}'
+    )
+    path = tmp_path / "t.jsonl"
+    path.write_text(answers)
+    where = r"stands twice in \{\"text\": \"y\", \"label\": \"A\"\}"
+    with pytest.raises(RequestError, match=rf"t.jsonl:1: key 'label' {where}"):
+        task(test=[path], kind="choice", text=["q"], choices=["b"])
+    entries = tmp_path / "e.json"
+    entries.write_text('{"rows": [{"text": "x", "label": 0}, {"text": "y", "label": 1, "label": 0}]}')
+    with pytest.raises(RequestError, match=r"e.json:2: key 'label' stands twice"):
+        task(test=[entries], entry="rows")
+    entries.write_text('{"rows": [{"text": "x", "label": 0}], "rows": [{"text": "y", "label": 1}]}')
+    with pytest.raises(RequestError, match=r"e.json:1: key 'rows' stands twice"):
+        task(test=[entries], entry="rows")
+    dream = tmp_path / "d.json"
+    dream.write_text('[[["M: hi"], [{"question": "q", "choice": ["a", "b"], "answer": "a", "answer": "b"}], "1"]]')
+    with pytest.raises(RequestError, match=r"d.json:1: key 'answer' stands twice"):
+        task(test=[dream], format="dream", kind="choice", text=["question"], choices=["choice"], label="answer")
+
+
+@pytest.mark.parametrize("label", [{}, {"y": "O B-x"}])
+def test_words_without_labels_are_predicted(tmp_path: Path, label: dict[str, Any]) -> None:
+    train = write(tmp_path / "t.jsonl", ROWS["tokens"])
+    blind = write(tmp_path / "s.jsonl", [{"a": "in Rome", **label}])
+    found = task(test=[train], submit=[blind], kind="token", text=["a"], label="y")
+    assert found.splits["submit"].labels is None
+    assert found.splits["submit"].texts == [("in", "Rome")]
+    assert len(found.splits["test"].labels or []) == len(ROWS["tokens"])
+    plain = tmp_path / "s.conll"
+    plain.write_text("in\nRome\n\nat\nhome\n")
+    labelled = tmp_path / "t.conll"
+    labelled.write_text("in O\nRome B-x\n")
+    found = task(test=[labelled], extra={"more": [plain]}, kind="token", text=["words"])
+    assert found.splits["more"].labels is None
+
+
+def test_a_label_behind_a_first_row_without_is_refused(tmp_path: Path) -> None:
+    test = write(tmp_path / "t.jsonl", [{"text": "x", "label": n % 2} for n in range(4)])
+    more = write(tmp_path / "m.jsonl", [{"text": "x"}, {"text": "y", "label": None}, {"text": "z", "label": 1}])
+    with pytest.raises(RequestError, match=r"m.jsonl:3: a label in column 'label', which the first row has not; mend"):
+        task(test=[test], extra={"more": [more]})
+    assert task(test=[test], submit=[more]).splits["submit"].labels is None
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_a_blank_line_between_rows_of_one_column_is_refused(tmp_path: Path, ending: str) -> None:
+    test = write(tmp_path / "t.jsonl", [{"text": "x", "label": n % 2} for n in range(4)])
+    path = tmp_path / f"s.{ending}"
+    path.write_text("\ntext\nfirst\n\nthird\n")
+    with pytest.raises(RequestError, match=rf"s.{ending}:4: a blank line between rows of one column; leave it out"):
+        task(test=[test], submit=[path])
+    path.write_text("text\nfirst\nthird\n\n\n")
+    assert task(test=[test], submit=[path]).splits["submit"].ids == ["0", "1"]
+
+
+def test_mend_leaves_out_what_is_null_of_every_kind(tmp_path: Path) -> None:
+    inner = [{"text": "x", "meta": {"label": n % 2}} for n in range(4)]
+    path = write(tmp_path / "i.jsonl", [*inner, {"text": "y", "meta": {}}, {"text": "y", "meta": None}, {"text": "y"}])
+    assert task(test=[path], label="meta.label", broken="mend").facts["dropped"] == {"test": 3}
+    with pytest.raises(RequestError, match=r"i.jsonl:5: no column 'meta.label'"):
+        task(test=[path], label="meta.label")
+    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "choice": ({"q": "why", "b": ["x", "y"], "label": 0}, {"text": ["q"], "choices": ["b"]}),
+        "token": ({"q": ["x", "y"], "label": ["O", "B"]}, {"text": ["q"]}),
+        "classification": ({"q": "x", "label": "a"}, {"form": ["Q: {q}"], "text": ["q"], "labels": ["a", "b"]}),
+    }
+    for kind, (row, keys) in kinds.items():
+        path = write(tmp_path / f"{kind}.jsonl", [row, {**row, "q": None}])
+        assert task(test=[path], kind=kind, broken="mend", **keys).facts["dropped"] == {"test": 1}
+        with pytest.raises(RequestError, match=r"jsonl:2: no text in column 'q'; .* --task.broken mend"):
+            task(test=[path], kind=kind, **keys)
+
+
+def test_names_are_given_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", [{"text": "x", "label": n % 2} for n in range(4)])
+    sheet = tmp_path / "s.csv"
+    sheet.write_text("text,label,,\nx,a,,\ny,b,,\n")
+    assert task(test=[sheet]).splits["test"].texts == [("x",), ("y",)]
+    for keys, told_ in (
+        ({"test": [sheet], "header": ["text", "text", "label", "x"]}, r"task\.header is text, .*each once; set --task"),
+        ({"test": [path], "also": ["qqp", "qqp"]}, r"task\.also = .*an entry is given twice, allowed: each once"),
+        ({"test": [path], "labels": ["0", "1", " "]}, r"task\.labels is 0, 1,  , allowed: .*each named once; set"),
+        ({"test": [path], "labels": ["1", "1.0"]}, r"task\.labels is 1, 1.0, allowed: .*each named once; set"),
+    ):
+        with pytest.raises(RequestError, match=told_):
+            task(**keys)
+    rows = write(tmp_path / "c.jsonl", [{"q": "?", "b": [{"text": t, "label": "A"} for t in "xy"], "label": "A"}])
+    with pytest.raises(RequestError, match=r"c.jsonl:1: label 'A' is the name of two answers; .* --task.choices"):
+        task(test=[rows], kind="choice", text=["q"], choices=["b"])
+    numbers = [{"text": "x", "label": 1.0}, {"text": "y", "label": 2.0}]
+    rows = write(tmp_path / "n.jsonl", [{"q": "?", "b": numbers, "label": 2.0}, {"q": "?", "b": numbers, "label": "1"}])
+    found = task(test=[rows], kind="choice", text=["q"], choices=["b"])
+    assert found.splits["test"].labels == [1, 0]
+
+
+def test_a_list_that_an_object_holds_is_an_entry(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"rows": [{"text": "x", "label": 0}]}')
+    with pytest.raises(RequestError, match=r"t.json:1: JSON .*, wanted: a list \(of an object .* by --task.entry\)"):
+        task(test=[path])
+
+
 def test_a_column_of_numbers_named_as_classes_is_told_briefly(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [{"text": "x", "label": n} for n in range(100)])
     other = write(tmp_path / "o.jsonl", [{"text": "x", "label": 0.123}])
@@ -691,6 +807,10 @@ def test_what_a_task_folder_or_the_hub_has_of_its_own_is_not_given_beside_it(tas
         task(hub=hub, train=[table])
     with pytest.raises(RequestError, match=r"task\.header is set beside task\.hub, which has its own rows; leave one"):
         task(hub=hub, header=["a", "b"])
+    with pytest.raises(RequestError, match="task 'own' is on the hub, not in a folder; leave --data out"):
+        task({"data": table.parent}, hub=hub)
+    with pytest.raises(RequestError, match=r"'\.\./x', which cannot name a split; .*; set --task.hub.splits"):
+        task(hub=hub | {"splits": {"../x": "train"}})
     assert len(task({"data": table.parent}, hub=hub, train=[table], text=["a", "b"], label="y").splits) == 3
 
 
@@ -724,7 +844,7 @@ def test_no_files_and_no_place_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"labels": ["a"]}, "task.labels is a, allowed: two classes or more, each once; set --task.labels"),
+        ({"labels": ["a"]}, "task.labels is a, allowed: two classes or more, each named once; set --task.labels"),
         ({"labels": ["a", "b", "a"]}, "task.labels is a, b, a, allowed"),
         ({"labels": ["a", "b"], "spellings": {"A": "c"}}, "task.spellings names class 'c', allowed"),
         ({}, "no file of task 'own' has labels; give --task.train, or the classes by --task.labels"),
