@@ -1,4 +1,5 @@
-"""ASA's adversary: one per self-attention layer, it decides which token pairs may attend (Wu et al. 2023, Eq. 5-8)."""
+"""ASA's adversary: one per self-attention layer, it decides which token pairs may attend (Wu et al. 2023, Eq. 5-8 and
+Fast Implementation)."""
 
 import json
 from dataclasses import fields
@@ -144,7 +145,8 @@ def merges(shape_BLD: torch.Size) -> bool:
 class Adversary(nn.Module):
     """Mask maker of one layer: two D x D maps, whose products are the keep map's scores.
 
-    Source: Eq. 5-8; hard threshold with the sigmoid's straight-through gradient, as released.
+    Source: Eq. 5-8; maps and scores: Fast Implementation; hard threshold with the sigmoid's straight-through gradient,
+    as released.
     """
 
     def __init__(self, width: int, heads: int, config: ASAConfig, init_std: float = 0.02) -> None:

@@ -48,6 +48,8 @@ def deepspeed_settings(
         },
         "bf16": {"enabled": precision == "bf16", "check_grad_overflow": True},
         "steps_per_print": 2**31,
+        # It would wait for the device before each forward and after each step, for a rate that nothing prints.
+        "timers": {"throughput": {"enabled": False}},
         "wall_clock_breakdown": False,
         "dump_state": False,
     }

@@ -35,8 +35,8 @@ SHARES: dict[PartName, int] = {
     "steps-large": 1,
     "steps-512": 1,
     "memory": 1,
-    "engine": 3,
-    "run": 2,
+    "engine": 2,
+    "run": 4,
     "startup": 2,
     "upkeep": 1,
     "methods": 2,
@@ -139,7 +139,9 @@ def commands(name: PartName, request: GpuConfig) -> list[list[str]]:
     ours, both = ["--attention", "fused"], ["--attention", "fused,sdpa"]
     shards = ["--data", str(request.data / "shards"), *model]
     many = ["-rs", "-n", str(request.jobs), "-m"]
-    engine = ["precision/test_deepspeed.py", "pretrain/test_gpu.py", "fused/test_deepspeed.py", "asa/test_waits.py"]
+    # By files: runs that a file's tests share are made once.
+    files = "precision/test_deepspeed", "pretrain/test_gpu", "integrations/test_runs", "asa/test_waits"
+    engine = [f"tests/{name}.py" for name in files]
     of_part: dict[PartName, list[list[str]]] = {
         # The large ones first and alone: they take the GPU's memory and time.
         "kernels": [
@@ -152,10 +154,11 @@ def commands(name: PartName, request: GpuConfig) -> list[list[str]]:
         "steps-512": [["benchmarks", "step-time", "--methods", "vanilla,asa", "--lengths", "512", *ours, *base]],
         "memory": [["benchmarks", "memory", "--methods", "twin,asa,vanilla", *both, *base]],
         "engine": [
-            ["pytest", *(f"tests/{file}" for file in engine), "tests/integrations/test_runs.py", *many, "not slow"]
+            ["pytest", *engine, "--dist", "loadfile", *many, "gpu"],
+            ["pytest", "tests/fused/test_deepspeed.py", *many, "not slow"],
         ],
         "run": [["benchmarks", "half-precision", "--precision", "fp16", *shards]],
-        "startup": [["benchmarks", "startup", "--data", str(request.data), *model]],
+        "startup": [["benchmarks", "startup", "--rounds", "1", "--data", str(request.data), *model]],
         "upkeep": [["benchmarks", "upkeep", "--processes", "1", *shards]],
         "methods": [["benchmarks", "step-time", "--methods", "vanilla,smart-1,r_drop,freelb-2,freelb-3", *both, *base]],
     }

@@ -12,6 +12,7 @@ from asa.engine import Passes
 from asa.methods.base import add
 from asa.model import Output, TaskModel
 from asa.optim import OptimConfig
+from asa.record import numbers
 from asa.signal import Perturb, Tap
 
 try:
@@ -66,7 +67,12 @@ class Means:
         add(self._sums, terms)
 
     def drain(self) -> dict[str, float]:
-        """Each term's mean since the last drain; of a term per layer, the mean over the layers too."""
-        means = {name: value.mean().item() / max(1, self.steps) for name, value in self._sums.items()}
+        """Each term's mean since the last drain; of a term per layer, the mean over the layers too.
+
+        Raises: RequestError for masked_share of more than 1.
+        """
+        found = {name: value / max(1, self.steps) for name, value in self._sums.items()}
+        numbers({name: value for name, value in found.items() if name == "masked_share"})  # refused beyond 1
+        means = {name: value.mean().item() for name, value in found.items()}
         self.steps, self._sums = 0, {}
         return means

@@ -33,6 +33,11 @@ class ASAFreeLB(Stateless):
     def __init__(self, asa: ASAConfig, freelb: FreeLBConfig) -> None:
         if freelb.passes < 2:
             raise RequestError("method asa_freelb compares passes; set --freelb.passes to 2 or more")
+        if freelb.passes - freelb.clean_first < 2 and freelb.start == 0:
+            raise RequestError(
+                f"method asa_freelb with passes = {freelb.passes}, clean_first and start = 0 is ASA alone: no pass sees"
+                " a perturbation of words; raise --freelb.passes or --freelb.start"
+            )
         if asa.masked_score == "replaced" and freelb.dropout == "shared":
             raise RequestError(
                 "freelb.dropout = shared does not work with asa.masked_score = replaced, which draws its own;"

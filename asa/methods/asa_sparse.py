@@ -1,7 +1,7 @@
 """ASA on a cheaper schedule: the attacked pass every k-th step, on a share of the rows, or in some layers only.
 Ours.
 
-With every k and share s a step costs 1 + 1.13 s / k plain ones. A share of the rows is drawn anew for each micro-batch
+With every k and share s a step costs 1 + 1.08 s / k plain ones. A share of the rows is drawn anew for each micro-batch
 and its terms are scaled up, so that their expectation is that of all rows; steps without an attack are plain, so every
 k divides the attack's weight by k. Layers left alone have no map, no penalty and a masked share of 0.
 """

@@ -24,7 +24,7 @@ from asa.signal import Perturb
 
 @config
 class FreeLBConfig(BallConfig):
-    """FreeLB. The defaults are those for BERT-base of the authors of ASA."""
+    """FreeLB. The defaults are those for BERT-base from the laboratory of ASA's authors."""
 
     passes: Annotated[int, Field(ge=1, le=100)] = 2
     """Forward and backward passes over a micro-batch; the perturbation ascends between them."""

@@ -146,6 +146,11 @@ def test_asa_and_freelb_share_freelbs_passes(kind: Any) -> None:
 def test_asa_freelb_needs_a_pass_to_compare_with() -> None:
     with pytest.raises(RequestError, match=r"--freelb\.passes"):
         METHODS["asa_freelb"](MethodsConfig(freelb=FreeLBConfig(passes=1)))
+    clean = FreeLBConfig(passes=2, clean_first=True)
+    with pytest.raises(RequestError, match=r"is ASA alone: .*; raise --freelb\.passes or --freelb\.start$"):
+        METHODS["asa_freelb"](MethodsConfig(freelb=clean))
+    for seen in (replace(clean, passes=3), replace(clean, start=0.1)):
+        METHODS["asa_freelb"](MethodsConfig(freelb=seen))
 
 
 def test_asa_freelb_shares_no_dropout_with_the_released_programs_attention() -> None:

@@ -90,4 +90,6 @@ def test_the_settings_are_those_of_freelbs_table_6() -> None:
         for method, counted in (("freelb", "passes"), ("pgd", "ascents"), ("freeat", "replays"), ("yopo", "passes")):
             found = read(method, task)[method]
             assert (found["radius"], found["start"], found[counted]) == (radius, radius, count)
-            assert found["step_size"] * found.get("inner", 1) == pytest.approx(step)
+            # YOPO's Table 4 divides the step by the inner ascents, Table 8 does not.
+            divided = method == "yopo" and task in ("rte", "mrpc", "cola")
+            assert found["step_size"] * (found["inner"] if divided else 1) == pytest.approx(step)

@@ -15,11 +15,13 @@ from transformers import BertForSequenceClassification, BertModel
 
 from asa.adversary import ASAConfig
 from asa.batch import Batch, Kind
+from asa.engine import PlainEngine
 from asa.families import FAMILIES
 from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.subset import choose
 from asa.model import TaskModel
+from asa.optim import OptimConfig
 from asa.rtd import ReplacedTokenModel, replace_tokens, sample
 from tests.asa.conftest import CPU, KINDS, LENGTH, ROWS, batch_for, tiny_bert, tiny_engine, tiny_module
 from tests.asa.encoders import EAGER_ONLY, PAIRS, tiny
@@ -89,6 +91,24 @@ def test_a_step_reads_nothing_before_its_update_and_once_in_it(name: str, kind: 
             method.after_step(engine)
         assert len(update.places) == 1
         assert "isfinite" in update.places[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("name", METHODS)
+def test_a_gpu_is_not_waited_for_before_the_update(name: str) -> None:
+    """What torch itself calls a wait; the first two steps try the kernels and compile them."""
+    method, cuda = METHODS[name](MethodsConfig()), torch.device("cuda")
+    module = tiny_module("mlm", ASAConfig() if method.uses_adversary else None, dropout=0.1).to(cuda)
+    engine, batch = PlainEngine(module, OptimConfig(), 4, cuda), batch_for("bert", "mlm").to(cuda)
+    for step in range(4):
+        torch.cuda.set_sync_debug_mode("error" if step > 1 else "default")
+        try:
+            method.backward(engine, batch, At(0, 0))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        engine.step()
+        method.after_step(engine)
 
 
 HARMFUL: dict[str, Callable[[Tensor], Any]] = {

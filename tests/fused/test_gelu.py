@@ -72,7 +72,8 @@ def test_the_slope_is_right_to_the_seventh_digit_wherever_it_is_asked() -> None:
     x_1W = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([-1e18, -40, 0.0, 1e-30, 40, 1e18])])[None].to(DEVICE)
     made = [x_1W, torch.ones_like(x_1W), torch.zeros_like(x_1W[0])]
     found, wanted = ours(made)[1].double(), formulas(made)[1]
-    assert (found - wanted).abs().max() < 3e-7
+    # A GPU divides and exponentiates to the last digit or two, the interpreter to the last.
+    assert (found - wanted).abs().max() < (6e-7 if DEVICE == "cuda" else 3e-7)
 
 
 @given(

@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Tr
 
 from asa.adversary import FILE, Adversaries, ASAConfig
 from asa.errors import RequestError
+from asa.integrations.passes import Means
 from asa.integrations.transformers import METHOD_FILE, AdversarialTrainer
 from asa.methods import METHODS, MethodsConfig
 from asa.model import TaskModel
@@ -93,6 +94,18 @@ def test_a_log_line_holds_the_means_since_the_last(tmp_path: Path) -> None:
         values = logged(each, name)
         means = [sum(values[:3]) / 3, sum(values[3:]) / 3]
         assert logged(third, name) == pytest.approx(means, rel=1e-5)
+
+
+def test_a_masked_share_that_is_none_is_refused_when_it_is_told() -> None:
+    means = Means()
+    for _ in range(2):  # micro-batches whose method does not divide by total_rows
+        means.add({"masked_share": torch.tensor([0.2, 0.7]), "task": torch.tensor(3.0)})
+    means.steps = 2
+    assert means.drain() == pytest.approx({"masked_share": 0.45, "task": 3.0})
+    means.add({"masked_share": torch.tensor([0.2, 1.4])})
+    means.steps = 1
+    with pytest.raises(RequestError, match=r"^masked_share = 1.4, which is no share of pairs"):
+        means.drain()
 
 
 def test_evaluation_and_prediction_run_the_plain_model(tmp_path: Path) -> None:

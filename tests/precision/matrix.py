@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
+import pytest
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
@@ -240,6 +241,22 @@ def operations(stage: Stage) -> dict[str, int]:
     return {"update": update.count, "further": passes[0] - passes[1], "parameters": parameters}
 
 
+def waits(stage: Stage) -> int:
+    """How often five steps of two micro-batches ask DeepSpeed's device to finish all that it was given."""
+    from deepspeed.accelerator import get_accelerator
+
+    engine, counted = build(Case(stage, False, "fp32", 1, False), seed=3), 0
+
+    def synchronize(*_: Any) -> None:
+        nonlocal counted
+        counted += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(get_accelerator(), "synchronize", synchronize)
+        train(engine, 2, 0, 5)  # its timer begins with the third
+    return counted
+
+
 def run_all(cases: Iterable[Case], out: Path) -> dict[Case, dict[str, Any]]:
     """What came of each case, and of the plain engine's that they are compared with."""
     references: dict[Case, Reference] = {}
@@ -258,6 +275,7 @@ def main(out: Path, which: str) -> None:
             results[f"scale-{stage}"] = growing(stage) | {"lowest": lowest(stage)}
     zero_at_once.PIECE = piece
     results["operations"] = operations(2)
+    results["operations"]["waits"] = sum(waits(stage) for stage in (0, 1, 2))
     if dist.is_main():
         (out / "results.json").write_text(json.dumps(results))
     dist.close()  # a process that ends without it is now and then aborted by gloo's threads

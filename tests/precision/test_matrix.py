@@ -92,6 +92,11 @@ def test_the_whole_matrix(tmp_path: Path, world: int) -> None:
         holds(case, results[case.name])
 
 
+def test_deepspeed_never_waits_for_its_device_on_its_own(thin: dict[str, Any], two: dict[str, Any]) -> None:
+    for results in (thin, two):
+        assert results["operations"]["waits"] == 0
+
+
 def test_deepspeed_launches_few_operations_for_each_parameter(thin: dict[str, Any], two: dict[str, Any]) -> None:
     # By its own ways 18 in an update and 3 in a pass, for which a GPU waited longer than for its work.
     for results, most in ((thin, 1), (two, 1.5)):
