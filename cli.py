@@ -35,6 +35,7 @@ from keys import (
     refuse_entries,
     refuse_nested,
     sequences,
+    switched,
     told,
     type_of,
 )
@@ -83,7 +84,7 @@ def given(
     if {"-h", "--help"}.intersection(argv):
         argv = ["--help"]  # whatever else is wrong
     with refuse_deep(argv):
-        arguments = _bracketed(cls, _files_first(cls, _with_entries(cls, _named(cls, list(argv), positional))))
+        arguments = _bracketed(cls, _files_first(cls, _with_entries(cls, _named(cls, switched(cls, argv), positional))))
         _refuse_sixties(cls, arguments)
         _refuse_misread(cls, arguments)
         parser = _Parser(prog=prog, description=cls.__doc__, cls=cls, positional=positional)
@@ -332,6 +333,8 @@ def _with_flag(cls: Any, message: str) -> str:
     why = own[1].strip().removeprefix("Value error, ") if own else f"allowed: {told(hint)}"
     flag = found[1] + (".KEY" if is_dataclass(hint) else ".NAME" if get_origin(hint) is dict else "")
     value = found[3].strip('"') or "''"
+    if value in ("True", "False") and "text" in why:
+        why += " (yes, no, on and off are truths in YAML: put them in quotes)"
     return f"{found[1]} = {value}: {why}; set --{flag}"
 
 

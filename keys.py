@@ -248,6 +248,15 @@ def sequences(cls: Any) -> dict[str, Any]:
     return found
 
 
+def switched(cls: Any, argv: Sequence[str]) -> list[str]:
+    """A flag of a truth that stands alone, as --offload, with its true."""
+    found = []
+    for part, after in zip(argv, [*argv[1:], "--"], strict=False):
+        alone = part.startswith("--") and type_of(cls, part[2:]) is bool and after.startswith("--")
+        found += [part, "true"] if alone else [part]
+    return found
+
+
 def type_of(cls: Any, key: str, bounds: bool = False) -> Any:
     """The type of a dotted key, with its bounds if they are asked for; None where the class has no such key."""
     for name in key.split("."):
@@ -268,7 +277,8 @@ def told(hint: Any) -> str:
     if get_origin(hint) is tuple and Ellipsis not in inner:
         return f"[{', '.join(map(told, inner))}]"
     if get_origin(hint) in (list, tuple):
-        return f"{told(inner[0])}, or several with commas"
+        several = "as [A,B]" if inner[0] is Path else "with commas"  # a comma may be part of a name
+        return f"{told(inner[0])}, or several {several}, in a file all in brackets"
     if get_origin(hint) is dict:
         return f"names, each with {told(inner[1])}"
     names = {bool: "true, false", int: "a whole number", float: "a number", str: "text", Path: "a path"}

@@ -1,6 +1,7 @@
 """Checkpoint -> an ordinary Hugging Face folder, published only after its logits equal the trained module's."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -83,6 +84,9 @@ def _read(source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _check_out(request: ExportConfig) -> None:
+    for folder in (whole := request.out.resolve(), *whole.parents):
+        if re.fullmatch(r"step-\d+.*", folder.name) and folder.parent.name == "checkpoints":
+            raise RequestError(f"{request.out} lies among a run's checkpoints, which saving removes; set another --out")
     manifest.replaceable(request.out, KIND, "--out")
     if manifest.taken(request.out) and not request.overwrite:
         raise RequestError(f"{request.out} exists; set --overwrite true to replace it, or another --out")

@@ -112,10 +112,9 @@ def _open_record(run: Run) -> Record:
     config, made = run.config, list[Record]()
 
     def write() -> None:
-        path = config.out / "config.yaml"
-        with whole(path) as partial:
-            save_yaml(config, partial)
         made.append(Record(config.out, facts_of(run), resume=run.step or None, wandb=config.wandb))
+        with whole(config.out / "config.yaml") as partial:  # after the record, by which the folder is known as a run's
+            save_yaml(config, partial)
 
     dist.on_main(write)
     return made[0] if made else Record(config.out, {}, active=False)

@@ -24,6 +24,8 @@ FREE += ("hang_timeout", "wandb")
 FREE += ("zero", "offload", "micro_batch", "activation_checkpointing", "rtd.generator", "random_mask.schedule")
 # Inputs that have no flag of their own.
 CONTENTS = {"method_sha256": "file of the method", "schedule_sha256": "content of random_mask.schedule"}
+# Beside the record, which is written first.
+MADE = ("environment.json", "tensorboard", "config.yaml")
 ANEW = "the rows are the same, what is drawn (as dropout) is drawn anew"
 
 
@@ -73,6 +75,9 @@ def threads() -> int | None:
 def _refuse_record(out: Path) -> None:
     """Raises RequestError where a run without checkpoints is to begin over the record of another one."""
     events = record.read(out / record.NAME)
+    for path in (out / name for name in MADE if not events):
+        if path.exists():
+            raise RequestError(f"{path} is there without a record and would be replaced; move it or set another --out")
     stage = events[0].get("stage", "pretrain") if events else "pretrain"
     if stage != "pretrain":
         raise RequestError(f"{out} holds a run of stage {stage}; set another --out")

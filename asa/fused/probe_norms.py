@@ -45,7 +45,7 @@ def _problem(dtype: torch.dtype, width: int) -> tuple[list[Tensor], Tensor]:
     draw, rows = torch.Generator().manual_seed(0), max(7, MOST_NUMBERS // width | 1)  # the last tile is not full
     shapes = [(rows, width)] * 2 + [(width,)] * 3 + [(rows, width)]
     *operands, arriving_NW = (torch.randn(shape, generator=draw).to(dtype) for shape in shapes)
-    return operands, arriving_NW
+    return operands, 16 * arriving_NW  # or in fp16, once in 600 trials, a gradient that is spared is rounded to 0
 
 
 def _formulas(operands: list[Tensor], factors_NW: Tensor, arriving_NW: Tensor) -> tuple[Tensor, ...]:

@@ -68,6 +68,9 @@ class Outer:
     """Nested settings."""
 
 
+IN_FILES = "in a file all in brackets"
+
+
 def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The single stderr line of a refused command line."""
     with pytest.raises(SystemExit) as exit_:
@@ -164,13 +167,20 @@ def test_a_value_out_of_range_names_key_value_range_and_flag(
         (["--ripe", "maybe"], "ripe = maybe: allowed: true, false; set --ripe"),
         (["--inner.rate", "nan"], "inner.rate = nan: allowed: a number; set --inner.rate"),
         (["--count", "1.5"], "count = 1.5: allowed: a whole number; set --count"),
-        (["--seeds", "a"], "seeds = a: allowed: a whole number, or several with commas; set --seeds"),
+        (
+            ["--seeds", "a"],
+            f"seeds = a: allowed: a whole number, or several with commas, {IN_FILES}; set --seeds",
+        ),
         (["--weight", "light"], "weight = light: allowed: a number or null; set --weight"),
         (["--kinds", "plum"], "kinds = plum: no kind 'plum'; set --kinds"),
         (["--pairs", "a"], "pairs = a: give at least 2, set --pairs"),
         (["--folder", ""], "folder = '': allowed: a path; set --folder"),
-        (["--more", ""], "more = '': allowed: a path, or several with commas; set --more"),
+        (["--more", ""], f"more = '': allowed: a path, or several as [A,B], {IN_FILES}; set --more"),
         (["--inner", "null"], "inner = null: allowed: keys with their values; set --inner.KEY"),
+        (
+            ["--config", "more: a.txt"],
+            f"more = a.txt: allowed: a path, or several as [A,B], {IN_FILES}; set --more",
+        ),
         (["--inner", "3"], "inner = 3: allowed: keys with their values; set --inner.KEY"),
         (["--inner", "{rate: x}"], "inner.rate = x: allowed: a number; set --inner.rate"),
         (["--count", "1:30"], "count = 1:30: allowed: a whole number; set --count"),
@@ -188,6 +198,12 @@ def test_a_value_of_another_type_is_told_in_plain_words_with_its_flag(
     flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refused(["--folder", "x", *flags], capsys) == f"error: {line}"
+
+
+def test_a_switch_may_stand_alone() -> None:
+    for flags, on in ((["--ripe"], True), (["--ripe", "false"], False), (["--ripe=false"], False), ([], True)):
+        for place in (["--folder", "x", *flags], [*flags, "--folder", "x"]):
+            assert parse(Outer, place, "prog").ripe is on
 
 
 @pytest.mark.parametrize(

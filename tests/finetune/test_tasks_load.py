@@ -93,12 +93,15 @@ def test_of_parquet_every_column_that_a_task_names_is_read_and_no_other(tmp_path
         task(**{**keys, "label": "z"})
 
 
-def test_lists_inside_a_task_are_given_by_commas_as_those_outside() -> None:
+def test_lists_inside_a_task_are_given_by_commas_as_those_outside(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--task.train", "a,1.csv", "--task.text", "#1 String,#2 String", "--task.labels=no,yes", "--out", "o"]
     argv += ["--models.m", "m"]
     found = given_keys(FinetuneConfig, argv, "run")["task"]
     argv[4] = "--task.labels=[no, 1]"
     assert given_keys(FinetuneConfig, argv, "run")["task"]["labels"] == ("no", "1")
+    with pytest.raises(SystemExit):
+        given_keys(FinetuneConfig, ["--config", "task: {labels: [yes sir, no]}", *argv], "run")
+    assert "(yes, no, on and off are truths in YAML: put them in quotes)" in capsys.readouterr().err
     assert found == {"train": (Path("a,1.csv"),), "text": ("#1 String", "#2 String"), "labels": ("no", "yes")}
 
 

@@ -43,6 +43,13 @@ def test_every_stage_and_precision_exports_with_parity(
     assert any(not torch.equal(value, value.bfloat16().float()) for value in weights.values())
 
 
+def test_nothing_is_exported_among_the_checkpoints_of_a_run(request_: PretrainConfig) -> None:
+    train(replace(request_, steps=1, eval_every=100), CPU)
+    for inner in ("step-1", "step-2", "step-2/hf/export"):
+        with pytest.raises(RequestError, match="lies among a run's checkpoints, which saving removes"):
+            export(ExportConfig(checkpoint=request_.out, out=request_.out / "checkpoints" / inner, overwrite=True))
+
+
 def test_of_a_damaged_checkpoint_the_newest_whole_one_is_named(request_: PretrainConfig, tmp_path: Path) -> None:
     run = replace(request_, steps=3, save_every=1, keep=3, eval_every=100)
     train(run, CPU)

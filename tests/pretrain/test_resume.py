@@ -169,6 +169,36 @@ def test_a_run_that_would_take_anothers_record_away_is_refused(run: PretrainConf
         newest(run, 1)
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "environment.json", "config.yaml"])
+def test_what_no_run_made_is_not_taken_away(request_: PretrainConfig, name: str) -> None:
+    mine = request_.out / name
+    mine.mkdir(parents=True)
+    with pytest.raises(RequestError, match=rf"/{name} is there without a record and would be replaced; move it or set"):
+        train(request_, CPU)
+    assert mine.is_dir()
+    mine.rmdir()
+    (request_.out / record.NAME).write_text("")  # killed before its first line was written
+    mine.mkdir()
+    with pytest.raises(RequestError, match=name):
+        newest(request_, 1)
+    mine.rmdir()
+    assert newest(request_, 1) is None
+
+
+def test_a_folder_is_known_as_a_runs_before_anything_else_is_in_it(
+    request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pretrain.loop.save_yaml", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(request_, CPU)
+    assert (request_.out / record.NAME).is_file()
+    assert not (request_.out / "config.yaml").exists()
+    assert newest(request_, 1) is None
+
+
 def test_another_number_of_threads_is_told(run: PretrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     newest(run, 1, told.append)
