@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import numpy as np
 from scipy.special import log_softmax
 
 from asa import manifest, record
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from asa.places import check_folder, clear
 from asa.record import Record
 from finetune.evaluation_config import EnsembleConfig
+from finetune.lineage import caveats
 from finetune.metrics import score
-from finetune.predictions import FOLDER, STAGES, Predictions, Stored, by_row, load_predictions, save_predictions
+from finetune.predictions import FOLDER, SAME, STAGES, Predictions, Stored, by_row, load_predictions, save_predictions
 from finetune.saved import finished, replaceable
 
 FLAG = "--runs (the first arguments)"
@@ -45,6 +47,8 @@ def ensemble(config: EnsembleConfig) -> None:
         if other := sorted(set(names) ^ set(splits[0])):
             raise RequestError(f"{run} and {config.runs[0]} have not both {FOLDER}/{other[0]}; give others by {FLAG}")
     _replaceable(config.out, config.runs)
+    for run in config.runs:
+        _check_own(run, splits[0])
     means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
     facts = _facts(config.runs, starts)
     clear(config.out, record.NAME)
@@ -67,7 +71,31 @@ def mean(runs: Sequence[Path], name: str) -> Stored:
     for run, one in zip(runs, members, strict=True):
         if (one.ids, one.gold, one.labels) != (first.ids, first.gold, first.labels):
             raise RequestError(f"{run} and {runs[0]} have not the same rows in {name}; give runs of one task by {FLAG}")
+    for (run, one), (other, two) in combinations(zip(runs, members, strict=True), 2):
+        if _alike(one.predictions, two.predictions):
+            raise RequestError(f"{run} and {other} predict the same, as one model; leave one of them out of {FLAG}")
     return replace(first, predictions=_averaged([one.predictions for one in members]))
+
+
+def _alike(one: Predictions, two: Predictions) -> bool:
+    """Whether they are one model's: two trainings differ by more than rounding."""
+    pairs = zip(one.logits, two.logits, strict=True)
+    return all(a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in pairs)
+
+
+def _check_own(run: Path, names: Sequence[str]) -> None:
+    """Raises WorkError where predictions beside a record have other scores than it has: they are not that run's."""
+    end = finished(run, FLAG)[1]
+    for name in names:
+        one, split = load_predictions(run / FOLDER / name), Path(name).stem
+        found = {} if one.gold is None else score(one.predictions, one.gold, one)
+        for key, value in found.items():
+            told = end.get(f"{split}_{key}")
+            if told is not None and not abs(value - told) <= SAME:
+                raise WorkError(
+                    f"{run / FOLDER / name} gives {key} {value:.6f}, the record beside it has {told:.6f}; restore the"
+                    " file that the run has written, or make the run again"
+                )
 
 
 def _averaged(members: list[Predictions]) -> Predictions:
@@ -141,6 +169,7 @@ def _facts(runs: Sequence[Path], starts: dict[Path, dict[str, Any]]) -> dict[str
         "method": "+".join(methods),
         "trained_on": None if trained == {str(first.get("task"))} else "+".join(sorted(trained)) or None,
         "members": members,
+        **{name: value for start in starts.values() for name, value in caveats(start).items()},
         "inputs": {
             "runs": [str(run) for run in runs],
             "sha256": [sha256 for run in runs for sha256 in _records(run, starts[run])],

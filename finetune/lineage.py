@@ -6,7 +6,7 @@ from typing import Any
 
 from asa import manifest
 from asa.errors import RequestError
-from finetune.tasks.task import Task
+from finetune.tasks.task import Task, scored
 
 _SEEN = ("trained", "held_out_sha256")  # of a task's facts: its files of training rows; the rows held out of them
 _SPLIT = ("holdout", "paper_compat")  # the settings that decide on the latter
@@ -52,6 +52,18 @@ def scored_ones(run: dict[str, Any], facts: dict[str, Any], splits: Iterable[str
     model."""
     files = {sha256 for split in splits for sha256 in _files(facts, split)}
     return any(files.intersection(stage.get("trained", ())) for stage in stages(run))
+
+
+def caveats(start: dict[str, Any]) -> dict[str, Any]:
+    """What the scores of a record, by its start line, are not: `chosen_by_test`, where the scored rows chose the epoch
+    (with paper_compat those of the task that was trained on do); `scored_rows_trained`, where a file of them trained
+    the model, in its own run or before; `partial`, what they are of a published set that has more. Those that hold."""
+    own, task = start.get("task_facts", {}), start.get("task")
+    compat = start.get("config", {}).get("paper_compat") and start.get("trained_on", task) == task
+    trained = start.get("scored_rows_trained") or scored_ones(start, own, scored(own.get("rows", {})))
+    found = {"chosen_by_test": bool(start.get("chosen_by_test") or compat), "scored_rows_trained": bool(trained)}
+    found |= {"partial": (own or start).get("partial", "")}
+    return {name: value for name, value in found.items() if value}
 
 
 def _files(facts: dict[str, Any], split: str) -> list[str]:

@@ -22,6 +22,7 @@ from finetune.tasks.task import Kind, Label, Task
 # B rows, C classes or choices, W words of a row
 
 FOLDER = "predictions"  # below a run's folder, SPLIT.npz each
+SAME = 1e-6  # a score from predictions and the record's: correlations are rounded otherwise by a library and by sums
 STAGES = ("finetune", "score", "ensemble")  # whose runs keep them
 
 

@@ -19,7 +19,7 @@ from asa.record import Record
 from finetune.attack import Worst
 from finetune.claims import in_turn
 from finetune.evaluation_config import RobustnessConfig
-from finetune.lineage import check_unseen, told
+from finetune.lineage import check_unseen, scored_ones, told
 from finetune.radii import radii_of
 from finetune.saved import Saved, find, kept, length_of, replaceable, tasks_of
 from finetune.subject import Subject, attacked, places_of, prepare
@@ -126,6 +126,8 @@ def _facts(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> dic
             "models_sha256": {name: weights_sha256(one.folder) for name, one in saved.items()},
             "task_sha256": task.sha256,
         },
+        **({"partial": task.facts["partial"]} if task.facts.get("partial") else {}),
+        "scored_rows_trained": [n for n, one in saved.items() if scored_ones(one.run, task.facts, [config.split])],
     }
 
 
@@ -133,6 +135,8 @@ def _record(name: str, saved: Saved, config: RobustnessConfig, shared: dict[str,
     """Folder and start line of a model's record."""
     own = {"model": name, "method": saved.method, "seed": saved.seed, "trained_on": saved.trained_on}
     facts = {"stage": "robustness", **shared, **own, "environment": record.environment()}
+    if name in facts.pop("scored_rows_trained"):
+        facts["scored_rows_trained"] = True
     return config.out / shared["task"] / config.reference / name, facts
 
 

@@ -83,7 +83,12 @@ def _read(values: dict[str, Any]) -> Maps:
         )
         for number, (clean, keep, attacked, masked, beside) in values.pop("layers").items()
     }
-    return Maps(**values, layers=layers)
+    found = Maps(**values, layers=layers)
+    size = (len(found.tokens),) * 2
+    parts = [part for layer in layers.values() for part in layer if isinstance(part, np.ndarray)]
+    if not parts or any(part.shape != size for part in parts):
+        raise ValueError("no layers, or others than of its tokens")
+    return found
 
 
 def paint(figure: Figure, found: Maps) -> None:
@@ -108,9 +113,8 @@ def _panels(found: Maps, layer: Layer) -> dict[str, np.ndarray]:
 
 def _heat(ax: Axes, values_LL: np.ndarray, tokens: list[str], most: float, colours: str) -> None:
     ax.imshow(values_LL, vmin=0, vmax=most, cmap=colours, interpolation="none")
-    # As they stand: a token such as $$ would be read as a formula, and is none.
-    ax.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6, parse_math=False)
-    ax.set_yticks(range(len(tokens)), tokens, fontsize=6, parse_math=False)
+    ax.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
+    ax.set_yticks(range(len(tokens)), tokens, fontsize=6)
     ax.grid(False)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import permutation_test
 
 from asa.errors import WorkError
-from finetune.predictions import FOLDER
+from finetune.predictions import FOLDER, SAME
 from finetune.report.collect import Run, weights
 from finetune.report.examples import RESAMPLES, WHOLE, Sums, parts, resampled
 from finetune.report.labels import grouped
@@ -17,7 +17,6 @@ from finetune.report.rows import Row
 PREDICTIONS = f"{FOLDER}/test.npz"  # in a run's folder
 FLIPS = 2**16  # flips of sign: all of them up to 16 seeds, else as many at random
 DIGITS = 12  # of a gain: equal ones differ by their rounding, some 1e-17, and would be no ties
-SAME = 1e-6  # a score from sums, as resampled, and the record's, of a library: correlations are rounded otherwise
 
 
 class Pair(NamedTuple):
@@ -81,10 +80,16 @@ def between_models(rows: list[Row]) -> list[Pair]:
         pairs = combinations(models, 2) if len(models) <= 3 else ((models[0], other) for other in models[1:])
         for first, second in pairs:
             for row in (row for row in same if row.model == second):
-                partners = [other for other in same if other.model == first and other.run.seed == row.run.seed]
+                seeded = [other for other in same if other.model == first and other.run.seed == row.run.seed]
+                partners = [other for other in seeded if not _one(other.run, row.run)]
                 alike = [other for other in partners if other.method == row.method] or partners
                 found += [Pair(row, other.run, first) for other in alike[:1]]
     return found
+
+
+def _one(first: Run, second: Run) -> bool:
+    """Whether two models are one by two names."""
+    return first.own == second.own and weights(first) == weights(second) != ""
 
 
 def _recipe(row: Row) -> str:

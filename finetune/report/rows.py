@@ -5,10 +5,9 @@ import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from finetune.lineage import scored_ones
+from finetune.lineage import caveats
 from finetune.report.collect import COMPARED, Run, finished, weights
 from finetune.report.labels import differences, letters, method_key, method_labels, model_labels
-from finetune.tasks.task import scored
 
 NAN = float("nan")
 # Held-out figures of one objective alone: most tokens of a replaced row are originals, so accuracy flatters.
@@ -48,22 +47,18 @@ class Row(NamedTuple):
 
     @property
     def chosen_by_test(self) -> bool:
-        """Whether the scored rows have chosen the epoch: with paper_compat they do, of the task that was trained on."""
-        task = self.run.facts.get("task")
-        own = self.run.facts.get("trained_on", task) == task
-        return own and bool(self.run.facts.get("config", {}).get("paper_compat"))
+        """Whether the scored rows have chosen the epoch."""
+        return "chosen_by_test" in caveats(self.run.facts)
 
     @property
     def partial(self) -> str:
         """What the scored rows are of a published set that has more."""
-        return self.run.facts.get("task_facts", self.run.facts).get("partial", "")
+        return caveats(self.run.facts).get("partial", "")
 
     @property
     def trained_by(self) -> bool:
         """Whether a file of the scored rows has trained the model, in its own run or before."""
-        facts = self.run.facts
-        own: dict[str, Any] = facts.get("task_facts", {})
-        return bool(facts.get("scored_rows_trained")) or scored_ones(facts, own, scored(own.get("rows", {})))
+        return "scored_rows_trained" in caveats(self.run.facts)
 
     @property
     def score(self) -> float:

@@ -54,7 +54,8 @@ def drawn_alike(style: Any) -> Iterator[None]:
     """Inside, figures have `style` on top of matplotlib's defaults, whatever a matplotlibrc of the user says."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(style)
+        # Names and tokens as they stand: $$ would be read as a formula, and may be a wrong one.
+        matplotlib.rcParams.update({"text.parse_math": False, **style})
         yield
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from finetune.report import collect
 from finetune.report.collect import STAGES, Run
@@ -78,7 +78,14 @@ def _notes(rows: list[Row]) -> str:
         notes.append("The task has no labelled test rows, so no run has a gain over vanilla or a test of it.")
     if len({where(row.run) for row in rows}) > 1:
         notes.append("The costs of its runs were not all taken alike (device, processes, threads, version).")
+    if several := [name for name in ("asa-pretrain", "torch") if len(_versions(rows, name)) > 1]:
+        notes.append(f"Its runs are of several versions ({', '.join(several)}), which gains hold as well.")
     return " ".join(filter(None, notes))
+
+
+def _versions(rows: list[Row], package: str) -> set[Any]:
+    """Those that runs say they were made with."""
+    return {row.run.facts.get("environment", {}).get(package) for row in rows} - {None}
 
 
 def caveats(rows: list[Row]) -> str:

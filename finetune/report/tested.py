@@ -7,7 +7,7 @@ from finetune.report.compare import Comparison, holm, least_p
 from finetune.report.examples import RESAMPLES
 from finetune.report.labels import grouped, words
 from finetune.report.rows import NAN, Row, evaluated_rows
-from finetune.report.tables import Table, mean_sd, number, score_name
+from finetune.report.tables import Table, caveats, mean_sd, number, score_name
 
 # Of an attack's end line, where records have them: figure, heading, factor and digits.
 FURTHER = (("resisted", "Still right, %", 100, 1), ("start_spread", "Spread over starts", 1, 4))
@@ -74,7 +74,7 @@ def loss_increase(runs: list[Run]) -> Table | None:
         cells.append([*names, *sizes, number(_figure(row, "median"), 4), f"{low} to {high}", *rest])
     figures = ["n", "Median radius", "Median increase", "Middle half", "Mean", "Sd", "Median loss without attack"]
     heads = ["Task", "Model", "Method", "Seed", "Radii from", *figures, *[one[1] for one in shown]]
-    note = " ".join([*(MEANT[one[0]] for one in shown), *_attacks(measured)])
+    note = " ".join(filter(None, [*(MEANT[one[0]] for one in shown), *_attacks(measured), caveats(measured)]))
     caption = "Largest increase of the loss within the ball, nats"
     return Table(caption, heads, cells, 5, note) if cells else None
 
@@ -102,7 +102,8 @@ def ensembles(runs: list[Run]) -> Table | None:
         told = ", ".join(f"{len(same)} x {name}" for name, same in members.items())
         shown = "; ".join(f"{score_name(key)} {number(100 * value, 2)}" for key, value in run.scores.items())
         cells.append([run.name, run.task, told, shown or "-"])
-    return Table("Ensembles", ["Ensemble", "Task", "Members", "Scores, %"], cells, 3) if cells else None
+    note = caveats([row for row in evaluated_rows(runs) if row.run.stage == "ensemble"])
+    return Table("Ensembles", ["Ensemble", "Task", "Members", "Scores, %"], cells, 3, note) if cells else None
 
 
 def _reference(row: Row) -> str:

@@ -52,7 +52,7 @@ def write(config: ReportConfig) -> None:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    templates.filters |= {"cell": _cell, "alt": _alt}
+    templates.filters |= {"cell": _cell, "alt": _alt, "text": _text}
     try:
         config.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -143,9 +143,14 @@ def _told(key: str, value: Any, processes: int) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that stays within its cell of a Markdown table, and is text there: a token `<s>` is no tag."""
+    """Text that stays within its cell of a Markdown table."""
+    return _text(text).replace("|", "\\|")
+
+
+def _text(text: str) -> str:
+    """Text that is a paragraph's, and is text there: a token `<s>` is no tag."""
     plain = re.sub(r"&(?=#?\w+;)", "&amp;", " ".join(text.splitlines()))
-    return plain.replace("<", "&lt;").replace("|", "\\|")
+    return plain.replace("<", "&lt;")
 
 
 def _alt(text: str) -> str:

@@ -181,7 +181,8 @@ def test_the_page_stands_alone_and_every_figure_has_its_text(report: Path) -> No
 def test_markup_in_names_is_text(tmp_path: Path) -> None:
     tuned(tmp_path / "runs", "vanilla", 0, 0.5, task="<script>x</script>")
     write(ReportConfig(runs=tmp_path / "runs", out=tmp_path / "report"))
-    assert "<script>" not in text(tmp_path / "report", "html")
+    for ending in ("html", "md"):
+        assert "<script>" not in text(tmp_path / "report", ending)
 
 
 def test_tokens_that_look_like_tags_are_text_in_markdown(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from asa.errors import WorkError
 from finetune.config import ReportConfig
 from finetune.predictions import Predictions, Stored, save_predictions
 from finetune.report import analysis, overview, plots, tested
-from finetune.report.attention import Layer, Maps, load, plot, told
+from finetune.report.attention import Layer, Maps, load, plot, save, told
 from finetune.report.collect import collect
 from finetune.report.compare import by_seeds, comparisons, least_p
 from finetune.report.examples import parts
@@ -242,6 +242,42 @@ def test_models_are_tested_against_those_before_them_in_the_request(tmp_path: Pa
     assert low < 4 / 60 < high
 
 
+def test_one_model_by_two_names_is_not_held_against_itself(tmp_path: Path) -> None:
+    request = {"models": {"base": "x", "again": "x", "other": "y"}}
+    for model, sha256 in (("base", "1"), ("again", "1"), ("other", "2")):
+        for seed in range(2):
+            tuned(
+                tmp_path / model,
+                "sst2",
+                "vanilla",
+                seed,
+                40 + seed,
+                model=model,
+                request=request,
+                inputs={"model_sha256": sha256},
+            )
+    found = comparisons(rows_of(tmp_path)).models
+    assert {(one.row.model, one.against) for one in found} == {("other", "base"), ("other", "again")}
+
+
+def test_names_that_are_no_formulas_are_drawn_as_they_stand() -> None:
+    layer = Layer(np.eye(2), np.eye(2), np.eye(2), 0.5, np.eye(2))
+    found = Maps(r"m$\frac$1", "t", "w", r"a$\frac$b cost$a$", [r"$\frac$", "$$"], {0: layer})
+    picture = plot(found, "x").picture
+    assert r"a$\frac$b cost$a$" in picture.svg
+    assert picture.svg.count(r"$\frac$<") >= 2
+
+
+def test_gains_over_runs_of_another_version_are_told(tmp_path: Path) -> None:
+    for seed in range(2):
+        tuned(tmp_path / "runs", "sst2", "vanilla", seed, 40, environment={"asa-pretrain": "1", "torch": "2"})
+        tuned(tmp_path / "runs", "sst2", "asa", seed, 41, environment={"asa-pretrain": "1", "torch": "2"})
+    told_ = "Its runs are of several versions"
+    assert told_ not in written(tmp_path / "runs", tmp_path / "out")[0]
+    tuned(tmp_path / "runs", "sst2", "asa", 2, 41, environment={"asa-pretrain": "3", "torch": "2"})
+    assert f"{told_} (asa-pretrain), which gains hold as well." in written(tmp_path / "runs", tmp_path / "out")[0]
+
+
 def test_a_model_called_vanilla_is_tested_as_any_other(tmp_path: Path) -> None:
     for place, model in enumerate(("vanilla", "asa")):
         for seed in range(2):
@@ -377,10 +413,14 @@ def test_controls_have_a_table_of_their_own_beside_asa_alone(tmp_path: Path) -> 
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
+    save(Maps("m", "t", "w", None, ["a", "b"], {0: Layer(np.eye(2), np.eye(2), np.eye(2), 0.5)}), tmp_path / "whole.maps.json")
+    maps = json.loads((tmp_path / "whole.maps.json").read_text())
     for name, content in (
         ("a.maps.json", "{"),
         ("b.maps.json", "[]"),
         ("c.maps.json", json.dumps({"layers": {"0": []}})),
+        ("d.maps.json", json.dumps(maps | {"layers": {}})),
+        ("e.maps.json", json.dumps(maps | {"tokens": ["a"]})),
     ):
         (tmp_path / name).write_text(content)
         with pytest.raises(WorkError, match=name):

@@ -35,7 +35,7 @@ from finetune.predictions import FOLDER, Predictions, load_predictions, predict
 from finetune.report.collect import collect
 from finetune.report.rows import tuned_rows
 from finetune.report.tables import caveats
-from finetune.robustness import robustness
+from finetune.robustness import _facts, _record, robustness
 from finetune.saved import encoded, find, module_of, tasks_of
 from finetune.score import _mapped, pair, score_all, score_one
 from finetune.sweep import Sweep, sweep
@@ -196,6 +196,10 @@ def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
         described: Any = TaskConfig(train=(clean,) if dev else (own,), dev=paths[dev], test=paths[test], label="y")
         one = load(described, FinetuneConfig(task=described, models={"any": tmp_path}, out=tmp_path))
         assert {split for split in ("train", "dev", "test") if scored_ones(facts, one.facts, [split])} == found
+        for split in ("dev", "test"):
+            asked_ = RobustnessConfig(models={"m": run}, reference="m", out=tmp_path / "attack", split=split)
+            start = _record("m", find(run, "--models"), asked_, _facts(one, {"m": find(run, "--models")}, asked_))[1]
+            assert start.get("scored_rows_trained", False) is (split in found)
     described = TaskConfig(train=(clean,), dev=(own,), label="y")
     compat = FinetuneConfig(task=described, models={"any": tmp_path}, out=tmp_path, paper_compat=True)
     assert scored_ones(facts, load(described, compat).facts, ["dev"]), "where test chooses, dev is that"

@@ -14,12 +14,14 @@ from scipy.special import softmax
 
 from asa import record
 from asa.config import from_dict
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from asa.record import Record
 from finetune import __main__ as commands
+from finetune.config import ReportConfig
 from finetune.ensemble import ensemble
 from finetune.evaluation_config import EnsembleConfig, SubmitConfig
 from finetune.predictions import FOLDER, Predictions, Stored, load_predictions, save_predictions
+from finetune.report.write import write
 from finetune.submit import SHEETS, submit
 from finetune.tasks.task import Kind, Label
 
@@ -224,7 +226,7 @@ def stored(kind: Kind, logits: list, gold: list[Label]) -> Stored:
 
 
 def averaged(tmp_path: Path, *members: Stored) -> tuple[Stored, dict[str, Any]]:
-    runs = [run_of(tmp_path / str(n), "any", {"test": one}, test_accuracy=0) for n, one in enumerate(members)]
+    runs = [run_of(tmp_path / str(n), "any", {"test": one}) for n, one in enumerate(members)]
     out = tmp_path / "mean"
     ensemble(EnsembleConfig(runs=tuple(runs), out=out))
     start, end = record.read(out / record.NAME)
@@ -232,7 +234,6 @@ def averaged(tmp_path: Path, *members: Stored) -> tuple[Stored, dict[str, Any]]:
 
 
 def test_an_ensemble_says_what_trained_its_members(tmp_path: Path) -> None:
-    one = stored("classification", [[0, 1]], [1])
     makers = {
         "own": {"stage": "finetune"},
         "other": {"stage": "finetune"},
@@ -240,8 +241,9 @@ def test_an_ensemble_says_what_trained_its_members(tmp_path: Path) -> None:
         "elsewhere": {"stage": "score", "trained_on": None},
     }
     runs = {}
-    for name, facts in makers.items():
-        runs[name] = run_of(tmp_path / name, "rte", {"test": one}, test_accuracy=0)
+    for number, (name, facts) in enumerate(makers.items()):
+        one = stored("classification", [[0, number]], [1])
+        runs[name] = run_of(tmp_path / name, "rte", {"test": one})
         path = runs[name] / record.NAME
         start, end = record.read(path)
         path.write_text("".join(json.dumps(line) + "\n" for line in ({**start, **facts}, end)))
@@ -280,8 +282,8 @@ def test_a_word_that_one_member_has_cut_off_counts_as_cut_off(tmp_path: Path) ->
 
 def test_a_run_counts_once_in_an_ensemble(tmp_path: Path) -> None:
     """The report said three models where two had voted, one of them twice."""
-    same = {"test": stored("classification", [[0, 1]], [1])}
-    one, two, three = (run_of(tmp_path / name, "a", same) for name in "123")
+    made = {name: stored("classification", [[0, int(name)]], [1]) for name in "1234"}
+    one, two, three = (run_of(tmp_path / name, "a", {"test": made[name]}) for name in "123")
     copy, both = tmp_path / "copy", tmp_path / "both"
     shutil.copytree(one, copy)
     ensemble(EnsembleConfig(runs=(one, two), out=both))
@@ -289,6 +291,57 @@ def test_a_run_counts_once_in_an_ensemble(tmp_path: Path) -> None:
     for runs in ((one, two, copy), (both, three, two), (three, two, both), (tmp_path / "all", two)):
         with pytest.raises(RequestError, match=r"are, or have, the same run; leave one of them out of --runs"):
             ensemble(EnsembleConfig(runs=runs, out=tmp_path / "out"))
+
+
+def test_one_model_counts_once_though_it_was_scored_again_or_made_again(tmp_path: Path) -> None:
+    logits = np.array([[0.25, 1.5], [3, 0.5], [2, 1]])
+    one, other = (stored("classification", [*(logits * by)], [1, 0, 0]) for by in (1, 1.1))
+    near = stored("classification", [*(logits + np.array([1e-6, 0]))], [1, 0, 0])
+    first, again, second = (
+        run_of(tmp_path / name, "a", {"test": these}, stage)
+        for name, these, stage in (("1", one, "finetune"), ("2", near, "score"), ("3", other, "finetune"))
+    )
+    ensemble(EnsembleConfig(runs=(first, second), out=tmp_path / "out"))
+    with pytest.raises(RequestError, match=rf"^{first} and {again} predict the same, as one model; leave one of them"):
+        ensemble(EnsembleConfig(runs=(first, second, again), out=tmp_path / "more"))
+    assert not (tmp_path / "more").exists()
+
+
+def test_predictions_of_another_run_are_refused(tmp_path: Path) -> None:
+    one = stored("classification", [[0, 1]], [1])
+    runs = (run_of(tmp_path / "1", "a", {"test": one}, test_accuracy=1), run_of(tmp_path / "2", "a", {"test": one}))
+    save_predictions(runs[0] / FOLDER / "test.npz", stored("classification", [[2, 1]], [1]))
+    with pytest.raises(WorkError, match=r"1/predictions/test.npz gives accuracy 0.000000, the record beside it has 1"):
+        ensemble(EnsembleConfig(runs=runs, out=tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"config": {"paper_compat": True}}, {"chosen_by_test": True}),
+        ({"config": {"paper_compat": True}, "trained_on": "other"}, {}),
+        ({"scored_rows_trained": True}, {"scored_rows_trained": True}),
+        ({"partial": "half"}, {"partial": "half"}),
+        ({"task_facts": {"partial": "half"}, "partial": ""}, {"partial": "half"}),
+    ],
+)
+def test_an_ensemble_keeps_what_its_members_scores_are_not(
+    tmp_path: Path, facts: dict[str, Any], told: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = []
+    for number in range(2):
+        runs.append(run_of(tmp_path / str(number), "a", {"test": stored("classification", [[0, number]], [1])}))
+        start, end = record.read(runs[-1] / record.NAME)
+        lines = ({**start, **(facts if number else {})}, end)
+        (runs[-1] / record.NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ensemble(EnsembleConfig(runs=tuple(runs), out=tmp_path / "out"))
+    start = record.read(tmp_path / "out" / record.NAME)[0]
+    assert {name: start[name] for name in ("chosen_by_test", "scored_rows_trained", "partial") if name in start} == told
+    write(ReportConfig(runs=tmp_path / "out", out=tmp_path / "report"))
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert ("chose the epoch as well" in page) == ("chosen_by_test" in told)
+    assert ("A file of the scored rows has trained" in page) == ("scored_rows_trained" in told)
+    assert ("not the whole published set: half" in page) == ("partial" in told)
 
 
 def test_an_ensemble_of_what_does_not_fit_is_refused(tmp_path: Path) -> None:
