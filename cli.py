@@ -331,6 +331,8 @@ def _with_flag(cls: Any, message: str) -> str:
         return re.sub(r'^Parser key "([\w.]+)": (.*)', r"\1: \2; set --\1", " ".join(message.split()))
     own = re.search(r"validation errors? for [^\n]*\n(.*?) \[type=", found[2], re.DOTALL)  # a validator's of ours
     why = own[1].strip().removeprefix("Value error, ") if own else f"allowed: {told(hint)}"
+    if inner := re.match(r"NestedArg\(key='([\w.]+)'", found[3]):  # its words for OUT.KEY where OUT has no keys
+        return f"unknown key '{found[1]}.{inner[1]}'; --help lists all keys"
     flag = found[1] + (".KEY" if is_dataclass(hint) else ".NAME" if get_origin(hint) is dict else "")
     value = found[3].strip('"') or "''"
     if value in ("True", "False") and "text" in why:

@@ -20,7 +20,7 @@ PLUS = "\u2064"
 NOTHING = HOLE + " \t\n"
 # A comment, by now a HOLE, may stand before a table's brackets.
 _TOKEN = re.compile(rf"(\{{\{{+|\}}\}}+|\[\[|\]\]|\n[ \t:*{HOLE}]*\{{\|[^\n]*|\n[ \t{HOLE}]*\|\}}(?!\}}))")
-_MEDIA_ENDING = re.compile(r"\.(?:jpe?g|png|svg|gif|tiff?|og[gvag]|webm|pdf|djvu|mp3|wav)\s*$", re.IGNORECASE)
+_MEDIA_ENDING = re.compile(r"(?<=\S)\.(?:jpe?g|png|svg|gif|tiff?|og[gvag]|webm|pdf|djvu|mp3|wav)\s*$", re.IGNORECASE)
 _TEMPLATE, _LINK, _TABLE = "{[|"
 
 Prose = Callable[[str], str | None]
@@ -50,6 +50,9 @@ class _Stack:
             if bracket == "[[":
                 self.push(_LINK)
             elif bracket == "]]":
+                if pieces[index + 2].startswith("]") and self.in_address():
+                    bodies[-1].append("]")
+                    pieces[index + 2] = pieces[index + 2][1:]
                 self.close(_LINK)
             elif bracket[0] == "{":
                 for _ in range(len(bracket) // 2):
@@ -81,6 +84,11 @@ class _Stack:
         self.kinds.pop()
         self.open[kind] -= 1
         self.bodies[-1].append(self.shown(kind, body))
+
+    def in_address(self) -> bool:
+        """Whether the innermost bracket is a link whose text has an open [, as of an address: ]]] closes that first."""
+        body = "".join(self.bodies[-1]) if self.kinds and self.kinds[-1] == _LINK else ""
+        return body.count("[") > body.count("]")
 
     def give_up(self, depth: int) -> None:
         """The brackets from `depth` on are never closed: their text joins what stands before them."""

@@ -23,7 +23,7 @@ from data_prep.parts import Part
 from data_prep.share import numbers
 from data_prep.text import text_key, title_key, write_jsonl
 from data_prep.tokenizer import Vocabulary, refuse_shared
-from data_prep.workspace import Fruitless, Workspace, workspace
+from data_prep.workspace import Fruitless, Workspace, check_apart, workspace
 
 TOKENIZER = "tokenizer"  # folder in the shards
 
@@ -32,6 +32,9 @@ def build(config: BuildConfig) -> None:
     """Write OUT/shards and, with leads, OUT/task. Raises RequestError or WorkError; then nothing is at OUT."""
     if not (config.dumps or config.documents or config.leads):
         raise RequestError("nothing to build from; give --dumps, --documents or --leads")
+    if config.min_chars != BuildConfig.min_chars and not config.dumps:
+        raise RequestError(f"min_chars = {config.min_chars}, which --dumps alone is held to; leave --min_chars out")
+    check_apart(config.out, [*config.dumps, *config.documents, *filter(None, [config.leads])])
     _shard(config)
     for folder in config.documents:
         stored.facts(folder, "--documents")

@@ -103,7 +103,7 @@ class BuildConfig:
     heldout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the documents whose rows are held out from training."""
     min_chars: MinChars = 40
-    """Characters of plain text below which a page is dropped."""
+    """Characters of plain text below which a page, or a text, of `dumps` is dropped."""
     workers: Count = 1
     """Processes that strip markup and make rows. The output is the same for any number."""
     shard: Shard = "0/1"

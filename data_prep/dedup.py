@@ -16,11 +16,12 @@ from data_prep.duplicates import Flags
 from data_prep.extract import count_up, print_documents
 from data_prep.finished import identity, is_up_to_date
 from data_prep.parts import Part
-from data_prep.workspace import Workspace, workspace
+from data_prep.workspace import Workspace, check_apart, workspace
 
 
 def dedup(config: DedupConfig) -> None:
     """Write OUT/documents-*.jsonl and the manifest. Raises RequestError or WorkError for bad inputs."""
+    check_apart(config.out, config.inputs)
     before = [stored.facts(folder, "INPUT")["documents"] for folder in config.inputs]
     settings = replace(config, inputs=[Path()], out=Path(), workers=1, overwrite=False)
     made_from = identity(sha256_of(settings), [folder / manifest.NAME for folder in config.inputs])

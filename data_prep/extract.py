@@ -13,11 +13,12 @@ from data_prep.config import TextConfig
 from data_prep.finished import identity, is_up_to_date
 from data_prep.share import numbers
 from data_prep.text import write_jsonl
-from data_prep.workspace import Fruitless, workspace
+from data_prep.workspace import Fruitless, check_apart, workspace
 
 
 def text(config: TextConfig) -> None:
     """Write OUT/documents-*.jsonl and the manifest. Raises RequestError or WorkError for bad inputs (see sources)."""
+    check_apart(config.out, config.inputs)
     found = sources.find(config.inputs, "INPUT")
     index, count = numbers(config.shard)
     parts = sources.parts(found)

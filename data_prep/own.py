@@ -95,8 +95,8 @@ def _txt(span: Span, label: str) -> Iterator[Document]:
     for place, line in _lines(span):
         if place >= span.stop and not fresh:
             return
-        # Decoded, for an empty line may hold any of Unicode's spaces.
-        if line.decode("utf-8", "replace").strip():
+        # Decoded, for an empty line may hold any of Unicode's spaces; and the first a byte-order mark.
+        if line.decode("utf-8", "replace").removeprefix("" if place else "\ufeff").strip():
             if fresh and not lines:
                 begun = place
             lines += [line] if fresh or lines else []

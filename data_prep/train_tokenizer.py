@@ -46,7 +46,7 @@ def train_tokenizer(config: TokenizerConfig) -> None:
 
 
 def _made_from(config: TokenizerConfig) -> dict[str, Any]:
-    told_by_content = ("documents", "out", "overwrite", "arch")
+    told_by_content = ("documents", "out", "overwrite", "arch", *(() if config.arch else ("seed",)))
     settings = {key: value for key, value in to_dict(config).items() if key not in told_by_content}
     files = [folder / manifest.NAME for folder in config.documents]
     files += [config.arch / "config.json"] if config.arch else []
@@ -67,7 +67,8 @@ def _train(config: TokenizerConfig, shape: PreTrainedConfig | None) -> PreTraine
     have = backend.get_vocab_size()
     if have < config.vocab_size:
         wanted = config.vocab_size
-        raise WorkError(f"the text gives {have:,} tokens, not {wanted:,}; give more --documents or set --vocab_size")
+        more = "give more --documents" if config.share == 1 else "raise --share"
+        raise WorkError(f"the text gives {have:,} tokens, not {wanted:,}; {more} or set --vocab_size")
     names = {f"{role}_token": token for role, token in vocabularies.SPECIAL[config.kind].items()}
     inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if segments > 1 else [])]
     pad = backend.token_to_id(names["pad_token"]) or 0

@@ -7,7 +7,7 @@ marks/STAGE/             which parts are finished (parts.py)
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -70,6 +70,13 @@ def workspace(out: Path, made_from: dict[str, Any], overwrite: bool) -> Iterator
             if root.exists() and (isinstance(error, Fruitless) or not _worth_keeping(root)):
                 _remove(root)
             raise
+
+
+def check_apart(out: Path, inputs: Iterable[Path]) -> None:
+    """Raises RequestError where a result would take the place of what it is made from."""
+    for path in inputs:
+        if path.resolve().is_relative_to(out.resolve()):
+            raise RequestError(f"{out} is, or holds, the input {path}, which is left as it is; set another --out")
 
 
 @contextmanager

@@ -183,6 +183,7 @@ def test_a_value_out_of_range_names_key_value_range_and_flag(
         ),
         (["--inner", "3"], "inner = 3: allowed: keys with their values; set --inner.KEY"),
         (["--inner", "{rate: x}"], "inner.rate = x: allowed: a number; set --inner.rate"),
+        (["--folder.x", "4"], "unknown key 'folder.x'; --help lists all keys"),
         (["--count", "1:30"], "count = 1:30: allowed: a whole number; set --count"),
         (["--seeds", "010"], "seeds = [010]: 010 would be 8; write 8, or '010' for text; set --seeds"),
         (["--sizes", "010"], "sizes = [010]: 010 would be 8; write 8, or '010' for text; set --sizes"),

@@ -123,6 +123,7 @@ def test_a_damaged_dump_leaves_nothing(
         ({"shard": "00/2"}, "shard"),
         ({"lenght": 128}, "did you mean 'length'"),
         ({"dumps": "[]", "leads": "null"}, "nothing to build"),
+        ({"dumps": "[]", "min_chars": 60}, "min_chars = 60, which --dumps alone is held to; leave --min_chars out"),
     ],
 )
 def test_wrong_requests(

@@ -55,6 +55,21 @@ def test_duplicates_go_and_the_first_stays(repeated: Path, tmp_path: Path, near:
     assert facts(tmp_path / "out")["documents"] == {"kept": len(kinds), "dropped": expected}
 
 
+def test_no_result_takes_the_place_of_its_input(
+    argv: Argv, repeated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, part = content(repeated), next(iter(sorted(repeated.glob("*.jsonl"))))
+    for command in (
+        ("dedup", repeated, "--out", repeated),
+        ("dedup", repeated, "--out", tmp_path),
+        ("text", part, "--out", repeated, "--min_chars", 60),
+        ("build", *argv(documents=repeated, out=repeated)),
+    ):
+        assert run(*command, "--overwrite", "true") == 2
+        assert "is, or holds, the input" in one_line(capsys)
+    assert content(repeated) == before
+
+
 def test_dedup_of_a_file_without_documents_among_others(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Too short.\n")
     (tmp_path / "b.txt").write_text(f"{prose(1, 90)}\n")

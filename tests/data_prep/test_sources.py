@@ -117,6 +117,11 @@ def test_text_of_other_editors(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\r\ntwo\r\n\r\nthree\r\n".encode())
     assert [document.text for document in read(path, min_chars=1)] == ["one\ntwo", "three"]
+    path.write_bytes("\ufeff\n\r\n\none\n\ntwo\n".encode())
+    assert [document.text for document in read(path, min_chars=1)] == ["one", "two"]
+    dropped = Counter[str]()
+    assert len(list(sources.documents(Task(str(path), 0, path.stat().st_size, path.name), dropped, 1))) == 2
+    assert not dropped
     path.write_text("one\n\u00a0\u2003\ntwo\u00a0\n\u00a0three\n")
     assert [document.text for document in read(path, min_chars=1)] == ["one", "two\u00a0\n\u00a0three"]
     for content in (b"one\rtwo\r\rthree\r", b"one\r \rtwo\r"):

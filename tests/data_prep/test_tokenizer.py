@@ -351,6 +351,8 @@ def test_unfinished_work_of_another_command_is_left_alone(documents: Path, tmp_p
 def test_what_cannot_be_trained(documents: Path, tmp_path: Path) -> None:
     with pytest.raises(WorkError, match=r"the text gives [\d,]+ tokens, not 20,000"):
         train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", vocab_size=20_000))
+    with pytest.raises(WorkError, match=r"the text gives [\d,]+ tokens, not 20,000; raise --share or set --vocab_size"):
+        train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", vocab_size=20_000, share=0.5))
     with pytest.raises(RequestError, match="--arch"):
         train_tokenizer(TokenizerConfig(documents=[documents], out=tmp_path / "out", arch=tmp_path))
     for config in ("{}", "[]", "no json", '{"model_type": "gpt2"}', '{"model_type": "bert", "hidden_size": 7}'):

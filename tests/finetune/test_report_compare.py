@@ -413,7 +413,10 @@ def test_controls_have_a_table_of_their_own_beside_asa_alone(tmp_path: Path) -> 
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
-    save(Maps("m", "t", "w", None, ["a", "b"], {0: Layer(np.eye(2), np.eye(2), np.eye(2), 0.5)}), tmp_path / "whole.maps.json")
+    save(
+        Maps("m", "t", "w", None, ["a", "b"], {0: Layer(np.eye(2), np.eye(2), np.eye(2), 0.5)}),
+        tmp_path / "whole.maps.json",
+    )
     maps = json.loads((tmp_path / "whole.maps.json").read_text())
     for name, content in (
         ("a.maps.json", "{"),
