@@ -146,7 +146,18 @@ def tau_table(sweeps: list[Sweep]) -> Table:
             share = mean_sd([float(one.shares.mean()) for one in same], 100, 1)
             cells.append([*names, mean_sd([one.row.score for one in same], 100, 2), share])
     figures = ["n", "Test, %", "Masked share, %"]
-    return Table("Score and masked share by tau", ["Task", "Model", "Method", "tau", *figures], cells, 4)
+    uneven = dict.fromkeys(_shown(sweep) for sweep in sweeps if len(set(map(_seeds, _by_tau(sweep).values()))) > 1)
+    note = f"Of these not every tau has the same seeds: {'; '.join(uneven)}." if uneven else ""
+    return Table("Score and masked share by tau", ["Task", "Model", "Method", "tau", *figures], cells, 4, note)
+
+
+def _shown(sweep: Sweep) -> str:
+    row = sweep.runs[0].row
+    return f"{row.lettered}, {row.model}, {sweep.method}"
+
+
+def _seeds(same: list[Masked]) -> tuple[int, ...]:
+    return tuple(sorted(one.row.run.seed for one in same))
 
 
 def tau_sweep(sweeps: list[Sweep], name: str) -> Plot:

@@ -448,6 +448,11 @@ def test_a_sweep_of_tau_holds_runs_that_differ_in_nothing_else(tmp_path: Path) -
         ["asa heads=each", "0.5", "1"],
     ]
     assert "asa heads=each: tau 0.3" in analysis.tau_sweep(sweeps, "x").alt
+    assert not analysis.tau_table(sweeps).note
+    tuned(tmp_path / "more", "sst2", "asa", 1, 40, own={"asa": {"tau": 0.5, "heads": "each"}})
+    sweeps = analysis.swept(analysis.masking(rows_of(tmp_path)))
+    told_ = "Of these not every tau has the same seeds: sst2, base, asa heads=each."
+    assert analysis.tau_table(sweeps).note == told_
 
 
 def test_the_file_of_a_schedule_is_told_only_where_nothing_else_tells_runs_apart(tmp_path: Path) -> None:
