@@ -155,7 +155,6 @@ def commands(name: PartName, request: GpuConfig) -> list[list[str]]:
         "memory": [["benchmarks", "memory", "--methods", "twin,asa,vanilla", *both, *base]],
         "engine": [
             ["pytest", *engine, "--dist", "loadfile", *many, "gpu"],
-            ["pytest", "tests/fused/test_deepspeed.py", *many, "not slow"],
         ],
         "run": [["benchmarks", "half-precision", "--precision", "fp16", *shards]],
         "startup": [["benchmarks", "startup", "--rounds", "1", "--data", str(request.data), *model]],

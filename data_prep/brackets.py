@@ -20,7 +20,7 @@ PLUS = "\u2064"
 NOTHING = HOLE + " \t\n"
 # A comment, by now a HOLE, may stand before a table's brackets.
 _TOKEN = re.compile(rf"(\{{\{{+|\}}\}}+|\[\[|\]\]|\n[ \t:*{HOLE}]*\{{\|[^\n]*|\n[ \t{HOLE}]*\|\}}(?!\}}))")
-_MEDIA_ENDING = re.compile(r"(?<=\S)\.(?:jpe?g|png|svg|gif|tiff?|og[gvag]|webm|pdf|djvu|mp3|wav)\s*$", re.IGNORECASE)
+_MEDIA_ENDING = re.compile(r"\.(?:jpe?g|png|svg|gif|tiff?|og[gvag]|webm|pdf|djvu|mp3|wav)\s*$", re.IGNORECASE)
 _TEMPLATE, _LINK, _TABLE = "{[|"
 
 Prose = Callable[[str], str | None]
@@ -87,8 +87,11 @@ class _Stack:
 
     def in_address(self) -> bool:
         """Whether the innermost bracket is a link whose text has an open [, as of an address: ]]] closes that first."""
-        body = "".join(self.bodies[-1]) if self.kinds and self.kinds[-1] == _LINK else ""
-        return body.count("[") > body.count("]")
+        if not self.kinds or self.kinds[-1] != _LINK:
+            return False
+        with_one = (piece for piece in reversed(self.bodies[-1]) if "[" in piece or "]" in piece)
+        last = next(with_one, "")
+        return last.rfind("[") > last.rfind("]")
 
     def give_up(self, depth: int) -> None:
         """The brackets from `depth` on are never closed: their text joins what stands before them."""
@@ -117,14 +120,14 @@ class _Stack:
 
     def words(self, body: str) -> str:
         target, _, label = body.partition("|")
-        disabled = "|" in label and _MEDIA_ENDING.search(target)  # a picture with its options
+        disabled = "|" in label and _is_file(target)  # a picture with its options
         if target.lstrip().startswith(":") and label.strip(NOTHING) and "\n\n" not in body and not disabled:
             return label  # [[:File:A.png|the map]] points to a picture and shows none
         if ":" not in target:
-            if "\n\n" in body or _MEDIA_ENDING.search(target):
+            if "\n\n" in body or _is_file(target):
                 return body if "\n\n" in body else HOLE
             return label if label.strip(NOTHING) else _page(target)
-        if self.is_silent(target) or _MEDIA_ENDING.search(target):
+        if self.is_silent(target) or _is_file(target):
             return HOLE
         if "\n\n" in body:
             return body
@@ -136,6 +139,12 @@ class _Stack:
 
     def is_silent(self, target: str) -> bool:
         return target.partition(":")[0].replace("_", " ").strip().lower() in self.silent if ":" in target else False
+
+
+def _is_file(target: str) -> bool:
+    """Whether it ends as a picture's name does, and is more than that: .mp3 is an article."""
+    ending = _MEDIA_ENDING.search(target)
+    return ending is not None and bool(target[: ending.start()].rpartition(":")[2].strip())
 
 
 def _page(target: str) -> str:

@@ -32,7 +32,8 @@ def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, st
     places = {_plain(name): index for index, name in enumerate(ours)}
     by_number = _by_number(theirs, ours) if len(theirs) == len(ours) else {}
     mine, other = _numbers(theirs), _numbers(ours)
-    shifted = by_number if mine and other and set(mine) != set(other) else {}  # of 0 and 1, 1 is not the 1 of 1 and 2
+    # Of 0 and 1, 1 is not the 1 of 1 and 2, unless a name is asked for.
+    shifted = by_number if mine and other and set(mine) != set(other) and not given else {}
     found = []
     for index, name in enumerate(theirs):
         asked = given.get(name, name)
@@ -47,9 +48,8 @@ def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, st
             raise RequestError(f"{what} is none of {', '.join(ours)}; set --map.{name}")
         found.append(place)
     if lost := [name for index, name in enumerate(ours) if index not in found]:
-        raise RequestError(
-            f"{where} never predicts {lost[0]!r}, its classes are {', '.join(theirs)}; leave the task out"
-        )
+        mend = "set --map for the others too, or leave the task out" if given else "leave the task out"
+        raise RequestError(f"{where} never predicts {lost[0]!r}, its classes are {', '.join(theirs)}; {mend}")
     return found
 
 

@@ -49,7 +49,7 @@ def robustness(config: RobustnessConfig) -> None:
             if note := told(one.folder, one.run, task, [config.split]):
                 print(note, flush=True)
             places_of(name, one, task, config)
-            folder, facts = _record(name, one, config, _facts(task, saved, config))
+            folder, facts = _record(name, one, task, config, _facts(task, saved, config))
             if not kept(folder, facts, config.overwrite):
                 replaceable(folder, "robustness")
     for task in tasks:
@@ -83,7 +83,7 @@ def _attack(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> No
     ids = "\n".join(task.splits[config.split].ids[row] for row in rows)
     facts = {**_facts(task, saved, config), "attacked_sha256": hashlib.sha256(ids.encode()).hexdigest()}
     for name, one in saved.items():
-        folder, own = _record(name, one, config, facts)
+        folder, own = _record(name, one, task, config, facts)
         if not kept(folder, own, config.overwrite):  # refused before the radii of its rows are lost
             replaceable(folder, "robustness")
     radius_E = radii_of(subjects[config.reference], rows, config, facts)
@@ -126,17 +126,19 @@ def _facts(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> dic
             "models_sha256": {name: weights_sha256(one.folder) for name, one in saved.items()},
             "task_sha256": task.sha256,
         },
-        **({"partial": task.facts["partial"]} if task.facts.get("partial") else {}),
-        "scored_rows_trained": [n for n, one in saved.items() if scored_ones(one.run, task.facts, [config.split])],
     }
 
 
-def _record(name: str, saved: Saved, config: RobustnessConfig, shared: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+def _record(
+    name: str, saved: Saved, task: Task, config: RobustnessConfig, shared: dict[str, Any]
+) -> tuple[Path, dict[str, Any]]:
     """Folder and start line of a model's record."""
     own = {"model": name, "method": saved.method, "seed": saved.seed, "trained_on": saved.trained_on}
-    facts = {"stage": "robustness", **shared, **own, "environment": record.environment()}
-    if name in facts.pop("scored_rows_trained"):
-        facts["scored_rows_trained"] = True
+    compat = saved.config.get("paper_compat") and saved.trained_on == task.name
+    told = {"chosen_by_test": bool(compat), "partial": task.facts.get("partial", "")}
+    told["scored_rows_trained"] = scored_ones(saved.run, task.facts, [config.split])
+    facts = {"stage": "robustness", **shared, **own, **{key: value for key, value in told.items() if value}}
+    facts["environment"] = record.environment()
     return config.out / shared["task"] / config.reference / name, facts
 
 
@@ -149,7 +151,7 @@ def _compare(
     shared: dict[str, Any],
 ) -> dict[str, Any]:
     """Attack one model on the rows that have a radius; what the end line of its record holds."""
-    folder, facts = _record(subject.name, subject.saved, config, shared)
+    folder, facts = _record(subject.name, subject.saved, task, config, shared)
     if kept(folder, facts, config.overwrite):
         return record.read(folder / record.NAME)[-1]
     began = time.perf_counter()

@@ -85,7 +85,7 @@ def _read(source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _check_out(request: ExportConfig) -> None:
     for folder in (whole := request.out.resolve(), *whole.parents):
-        if re.fullmatch(r"step-\d+.*", folder.name) and folder.parent.name == "checkpoints":
+        if re.fullmatch(r"step-\d+|step-.*\.partial", folder.name) and folder.parent.name == "checkpoints":
             raise RequestError(f"{request.out} lies among a run's checkpoints, which saving removes; set another --out")
     manifest.replaceable(request.out, KIND, "--out")
     if manifest.taken(request.out) and not request.overwrite:

@@ -72,7 +72,7 @@ class Means:
         Raises: RequestError for masked_share of more than 1.
         """
         found = {name: value / max(1, self.steps) for name, value in self._sums.items()}
-        numbers({name: value for name, value in found.items() if name == "masked_share"})  # refused beyond 1
+        numbers({name: value.flatten() for name, value in found.items() if name == "masked_share"})  # refused beyond 1
         means = {name: value.mean().item() for name, value in found.items()}
         self.steps, self._sums = 0, {}
         return means

@@ -78,18 +78,11 @@ def string(task: TaskConfig, row: Row, column: str, key: str) -> str:
     value = cell(task, row, column, key)
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = " ".join(value)  # the turns of a dialogue
-    _refuse_null(task, row, column, key)
     if not isinstance(value, str):
         raise wrong(row, f"column {column!r} holds {value!r:.60}, which is no text", flag(task, key))
     if task.literals and value[:2] in ("b'", 'b"'):
         value = _literal(task, row, value)
     return value.strip()
-
-
-def _refuse_null(task: TaskConfig, row: Row, column: str, key: str) -> None:
-    if key in ("text", "form") and null(row, column):
-        mend = flag(task, "broken") + " mend" if task.broken == "refuse" else flag(task, key)
-        raise wrong(row, f"no text in column {column!r}", mend)
 
 
 def _literal(task: TaskConfig, row: Row, value: str) -> str:
@@ -101,7 +94,6 @@ def _literal(task: TaskConfig, row: Row, value: str) -> str:
 
 def words(task: TaskConfig, row: Row, column: str, key: str) -> list[Any]:
     value = cell(task, row, column, key)
-    _refuse_null(task, row, column, key)
     words = _pieces(value.strip(), key) if isinstance(value, str) else value
     if not isinstance(words, list) or not words:
         what = f"column {column!r} holds {value!r:.60}, wanted: a list, or words between spaces"

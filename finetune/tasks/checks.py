@@ -8,7 +8,7 @@ from pathlib import Path
 from asa.errors import RequestError
 from finetune.tasks.cells import canonical, flag, wrong
 from finetune.tasks.files import ending
-from finetune.tasks.places import FILES, blind, paths_of
+from finetune.tasks.places import FILES, blind, columns, paths_of
 from finetune.tasks.rows import FIELD, Raw
 from finetune.tasks.spec import STANDARD, TaskConfig
 from finetune.tasks.task import Split
@@ -43,7 +43,7 @@ def _check_keys(task: TaskConfig) -> None:
     _check_kind(task)
     _check_formats(task)
     _check_once(task)
-    if len(set(task.header)) < len(task.header):
+    if any(task.header.count(name) > 1 for name in columns(task)):
         raise RequestError(f"task.header is {', '.join(task.header)}, allowed: each once; set --task.header")
     clash = set(FILES) & set(task.extra)
     if clash:

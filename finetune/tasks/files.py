@@ -162,7 +162,7 @@ def _tsv(file: TextIO, header: tuple[str, ...], mend: bool) -> Iterator[Found]:
 def _check_blank(number: int) -> None:
     """Raises WrongLine for a blank line (0: none) between rows of one column: it may be a text, or nothing."""
     if number:
-        raise published.WrongLine(number, "a blank line between rows of one column; leave it out, or write it as jsonl")
+        raise published.WrongLine(number, "a blank line among rows of one column; leave it out, or write it as jsonl")
 
 
 def _names(fields: list[str], number: int) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ def _parquet(path: Path, wanted: Collection[str] | None) -> Iterator[Found]:
         with packed or nullcontext(path) as file:
             table = parquet.ParquetFile(file)
             names = _names(table.schema_arrow.names, 1)
-            read = [name for name in names if wanted is None or name in wanted]
+            read = [name for name in names if (wanted is None or name in wanted) and names.count(name) == 1]
             for batch in table.iter_batches(columns=read):
                 columns = {name: _values(batch.column(name), name, number) for name in read}
                 for at in range(len(batch)):

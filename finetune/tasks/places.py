@@ -82,7 +82,7 @@ def supply(task: TaskConfig, config: FinetuneConfig, standard: bool) -> dict[str
 def _rows(task: TaskConfig, split: str, paths: tuple[Path, ...], standard: bool) -> Iterator[Row]:
     """Only labelled files may go without the first line of names: those of test servers have their own."""
     header = () if blind(split) else task.header
-    named, wanted = flag(task, split if split in FILES else f"extra.{split}"), _columns(task)
+    named, wanted = flag(task, split if split in FILES else f"extra.{split}"), columns(task)
     described = STANDARD / f"{task.name}.yaml"
     for path in paths:
         if standard and not task.sources and not path.exists():
@@ -95,7 +95,7 @@ def _rows(task: TaskConfig, split: str, paths: tuple[Path, ...], standard: bool)
             raise RequestError(f"{path} has no rows; fill it or set {named}")
 
 
-def _columns(task: TaskConfig) -> set[str]:
+def columns(task: TaskConfig) -> set[str]:
     """The columns that a task names; of an inner key also the one that holds it."""
     fields = [name for form in task.form for name in re.findall(FIELD, form)]
     named = {*task.text, *task.choices, *fields, task.label, task.first_of, task.subsets}

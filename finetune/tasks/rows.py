@@ -46,7 +46,8 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
                 raise wrong(row, f"no label in column {task.label!r}", flag(task, "broken") + " mend")
             dropped += 1
             continue
-        if labelled and task.broken == "mend" and any(null(row, column) for column in _read(task)):
+        empty = [column for column in _read(task) if null(row, column)]
+        if labelled and task.broken == "mend" and empty:
             dropped, textless = dropped + 1, textless + 1
             continue
         if task.first_of:
@@ -54,6 +55,9 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
             if key in seen:
                 continue
             seen.add(key)
+        if empty:
+            mend = flag(task, "broken") + " mend" if labelled else flag(task, "form" if task.form else "text")
+            raise wrong(row, f"no text in column {empty[0]!r}", mend)
         text, label = _row(task, row, labelled)
         _check_row(task, row, text, label)
         # The columns are done with; kept, they would be most of the memory of a large set.
@@ -61,7 +65,7 @@ def read(task: TaskConfig, found: Iterable[Row], labelled: bool | None) -> Raw:
         numbers.append(number)
         texts.append(text)
         labels.append(label)
-        subsets += [_subset(task, row)] if task.subsets and has(row, task.subsets) else []
+        subsets += [_subset(task, row)] if task.subsets and _has_group(task, row) else []
     if not rows:
         what, key = ("text", "text") if textless else (f"label in column {task.label!r}", "label")
         where = f"no row of {row.path} has a {what}" if row else "a split has no rows"
@@ -90,6 +94,11 @@ def _unlabelled(task: TaskConfig, row: Row) -> bool:
     if missing(cell(task, row, task.label, "label")):
         return True
     return task.kind == "token" and any(map(missing, words(task, row, task.label, "label")))
+
+
+def _has_group(task: TaskConfig, row: Row) -> bool:
+    """Whether the row has the column, or, of an inner key, the one that holds it."""
+    return task.subsets in row.values or task.subsets.partition(".")[0] in row.values
 
 
 def _subset(task: TaskConfig, row: Row) -> str:

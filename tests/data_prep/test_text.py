@@ -77,7 +77,7 @@ PIECES = (
         ("-{zh-hans:联邦州; zh-hant:邦}-之一-{H|zh-cn:a;zh-tw:b}-和-{C}-", "联邦州之一和C"),
         ("See [[:File:x.png|the map]], [[:Category:Rivers|rivers]] or [[:File:y.png]].", "See the map, rivers or."),
         ("a [[:File:A.png|thumb|right|Caption]] b", "a b"),
-        ("[[.exe]], [[.mp3]], [[.ogg|Ogg]]; [[A (b).png|thumb]]", ".exe, .mp3, Ogg;"),
+        ("[[.exe]], [[.mp3]], [[.ogg|Ogg]]; [[A (b) .png|thumb]]", ".exe, .mp3, Ogg;"),
         ("a[[File:A.jpg|thumb|From [http://x.org the archive]]] b", "a b"),
         ("see [[c|[http://x.org d]]], [[[e]]] f]]]", "see d, [e] f]"),
         ("{{tooltip|DNA|a molecule}}", "DNA"),

@@ -198,8 +198,14 @@ def test_a_model_is_not_scored_on_rows_that_trained_it_by_way_of_another_task(
         assert {split for split in ("train", "dev", "test") if scored_ones(facts, one.facts, [split])} == found
         for split in ("dev", "test"):
             asked_ = RobustnessConfig(models={"m": run}, reference="m", out=tmp_path / "attack", split=split)
-            start = _record("m", find(run, "--models"), asked_, _facts(one, {"m": find(run, "--models")}, asked_))[1]
+            saved_ = find(run, "--models")
+            start = _record("m", saved_, one, asked_, _facts(one, {"m": saved_}, asked_))[1]
             assert start.get("scored_rows_trained", False) is (split in found)
+            assert "chosen_by_test" not in start
+            for name, chosen in ((one.name, True), ("other", False)):
+                compat_ = saved_._replace(run={**saved_.run, "config": {"paper_compat": True}, "task": name})
+                start = _record("m", compat_, one, asked_, _facts(one, {"m": compat_}, asked_))[1]
+                assert start.get("chosen_by_test", False) is chosen
     described = TaskConfig(train=(clean,), dev=(own,), label="y")
     compat = FinetuneConfig(task=described, models={"any": tmp_path}, out=tmp_path, paper_compat=True)
     assert scored_ones(facts, load(described, compat).facts, ["dev"]), "where test chooses, dev is that"
@@ -384,6 +390,7 @@ def waiting(command: Callable[[], None], out: Path, name: str, monkeypatch: pyte
         (["0", "1"], ["1", "2"], {}, [0, 1]),
         (["2", "1"], ["1", "0"], {}, [0, 1]),
         (["0", "1"], ["1", "2"], {"0": "2", "1": "1"}, [1, 0]),
+        (["0", "1"], ["1", "2"], {"0": "2"}, [1, 0]),
         (["1", "0"], ["0", "1"], {}, [1, 0]),
         (["us", "US", "a_b"], ["a_b", "US", "us"], {}, [2, 1, 0]),
         (["same", "other"], ["not_duplicate", "duplicate"], {"same": "duplicate", "other": "not_duplicate"}, [1, 0]),

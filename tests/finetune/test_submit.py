@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import softmax
+from scipy.special import log_softmax, softmax
 
 from asa import record
 from asa.config import from_dict
@@ -296,7 +296,9 @@ def test_a_run_counts_once_in_an_ensemble(tmp_path: Path) -> None:
 def test_one_model_counts_once_though_it_was_scored_again_or_made_again(tmp_path: Path) -> None:
     logits = np.array([[0.25, 1.5], [3, 0.5], [2, 1]])
     one, other = (stored("classification", [*(logits * by)], [1, 0, 0]) for by in (1, 1.1))
-    near = stored("classification", [*(logits + np.array([1e-6, 0]))], [1, 0, 0])
+    near = stored(
+        "classification", [*(log_softmax(logits + np.array([1e-6, 0]), axis=-1))], [1, 0, 0]
+    )  # as score has it
     first, again, second = (
         run_of(tmp_path / name, "a", {"test": these}, stage)
         for name, these, stage in (("1", one, "finetune"), ("2", near, "score"), ("3", other, "finetune"))

@@ -741,7 +741,7 @@ def test_a_blank_line_between_rows_of_one_column_is_refused(tmp_path: Path, endi
     test = write(tmp_path / "t.jsonl", [{"text": "x", "label": n % 2} for n in range(4)])
     path = tmp_path / f"s.{ending}"
     path.write_text("\ntext\nfirst\n\nthird\n")
-    with pytest.raises(RequestError, match=rf"s.{ending}:4: a blank line between rows of one column; leave it out"):
+    with pytest.raises(RequestError, match=rf"s.{ending}:4: a blank line among rows of one column; leave it out"):
         task(test=[test], submit=[path])
     path.write_text("text\nfirst\nthird\n\n\n")
     assert task(test=[test], submit=[path]).splits["submit"].ids == ["0", "1"]
@@ -770,6 +770,17 @@ def test_names_are_given_once(tmp_path: Path) -> None:
     sheet = tmp_path / "s.csv"
     sheet.write_text("text,label,,\nx,a,,\ny,b,,\n")
     assert task(test=[sheet]).splits["test"].texts == [("x",), ("y",)]
+    sheet.write_text("x,a,-,-\ny,b,-,-\n")
+    assert len(task(test=[sheet], header=["text", "label", "_", "_"]).splits["test"]) == 2
+    sheet.write_text("text,label,,\nx,a,,\ny,b,,\n")
+    columns = [pa.array(["x", "y"]), pa.array(["a", "b"]), pa.array([1, 2]), pa.array([3, 4])]
+    parquet.write_table(pa.Table.from_arrays(columns, names=["text", "label", "", ""]), tmp_path / "s.parquet")
+    assert task(test=[tmp_path / "s.parquet"]).splits["test"].texts == [("x",), ("y",)]
+    inner = write(
+        tmp_path / "p.jsonl", [{"text": "x", "label": 0, "m": {"s": "u"}}, {"text": "y", "label": 1, "m": {}}]
+    )
+    with pytest.raises(RequestError, match=r"p.jsonl:2: no column 'm.s'"):
+        task(test=[inner], subsets="m.s")
     for keys, told_ in (
         ({"test": [sheet], "header": ["text", "text", "label", "x"]}, r"task\.header is text, .*each once; set --task"),
         ({"test": [path], "also": ["qqp", "qqp"]}, r"task\.also = .*an entry is given twice, allowed: each once"),

@@ -102,6 +102,9 @@ def test_a_masked_share_that_is_none_is_refused_when_it_is_told() -> None:
         means.add({"masked_share": torch.tensor([0.2, 0.7]), "task": torch.tensor(3.0)})
     means.steps = 2
     assert means.drain() == pytest.approx({"masked_share": 0.45, "task": 3.0})
+    means.add({"masked_share": torch.tensor(0.25)})
+    means.steps = 1
+    assert means.drain() == {"masked_share": 0.25}
     means.add({"masked_share": torch.tensor([0.2, 1.4])})
     means.steps = 1
     with pytest.raises(RequestError, match=r"^masked_share = 1.4, which is no share of pairs"):
