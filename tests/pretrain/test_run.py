@@ -324,6 +324,7 @@ def test_an_out_that_is_or_lies_below_a_file_is_refused(
 
 def test_a_settings_file_that_cannot_be_written_is_failed_work(request_: PretrainConfig) -> None:
     (request_.out / "config.yaml").mkdir(parents=True)
+    (request_.out / record.NAME).write_text('{"event": "start", "stage": "pretrain"}\n')  # or it is somebody's
     with pytest.raises(WorkError, match=r"config\.yaml cannot be written: Is a directory; mend that"):
         train(request_, CPU)
 
