@@ -11,7 +11,7 @@ from asa.engine import Precision
 from asa.errors import RequestError
 from asa.methods import MethodName, MethodsConfig, limits
 from asa.optim import OptimConfig
-from finetune.tasks.spec import TaskConfig
+from finetune.tasks.spec import TaskConfig, distinct
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -26,20 +26,14 @@ def _model_names(value: dict[str, Path]) -> dict[str, Path]:
 def _whole_seeds(value: tuple[int, ...]) -> tuple[int, ...]:
     if any(seed < 0 for seed in value):
         raise ValueError("allowed: 0 <= seed")
-    return _distinct(value)
-
-
-def _distinct(value: tuple) -> tuple:
-    if len(set(value)) < len(value):
-        raise ValueError("an entry is given twice, allowed: each once")
-    return value
+    return distinct(value)
 
 
 @config
 class FinetuneConfig(MethodsConfig):
     """Fine-tune every model with every method and every seed on every task: OUT/TASK/MODEL-METHOD-SEED/."""
 
-    tasks: Annotated[tuple[str, ...], AfterValidator(_distinct)] = ()
+    tasks: Annotated[tuple[str, ...], AfterValidator(distinct)] = ()
     """Standard tasks, the names of the files in configs/task; empty: the one that `task` describes."""
     task: TaskConfig = TaskConfig()
     """A task of your own."""
@@ -58,7 +52,7 @@ class FinetuneConfig(MethodsConfig):
     """Name -> Hugging Face folder of an encoder with its tokenizer; the name stands in the report."""
     out: Path
     """Folder of the runs, one folder each."""
-    methods: Annotated[tuple[MethodName, ...], Field(min_length=1), AfterValidator(_distinct)] = ("vanilla", "asa")
+    methods: Annotated[tuple[MethodName, ...], Field(min_length=1), AfterValidator(distinct)] = ("vanilla", "asa")
     """Training methods by name."""
     seeds: Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_whole_seeds)] = (0, 1, 2, 3, 4)
     """One run per seed: order of the rows, new head, dropout, adversary."""

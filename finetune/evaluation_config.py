@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from asa.config import config
-from finetune.config import Count, _distinct, _model_names
-from finetune.tasks.spec import TaskConfig
+from finetune.config import Count, _model_names
+from finetune.tasks.spec import TaskConfig, distinct
 
 
 def _apart(value: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -22,7 +22,7 @@ def _apart(value: tuple[Path, ...]) -> tuple[Path, ...]:
     return value
 
 
-Names = Annotated[tuple[str, ...], AfterValidator(_distinct)]
+Names = Annotated[tuple[str, ...], AfterValidator(distinct)]
 Paths = Annotated[tuple[Path, ...], Field(min_length=1), AfterValidator(_apart)]
 Positive = Annotated[float, Field(gt=0, le=1e4)]
 

@@ -31,7 +31,8 @@ def _separate(given: Any) -> Any:
     return [part for several in parts for part in several]
 
 
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+def distinct(names: tuple) -> tuple:
+    """Raises ValueError for a list with an entry twice."""
     if len(set(names)) < len(names):
         raise ValueError("an entry is given twice, allowed: each once")
     return names
@@ -91,7 +92,7 @@ class TaskConfig:
     their name is submit-SOMETHING."""
     subsets: str = ""
     """Column by whose values the rows of test are scored apart as well, a further split each; empty: none."""
-    also: Annotated[tuple[str, ...], AfterValidator(_distinct)] = ()
+    also: Annotated[tuple[str, ...], AfterValidator(distinct)] = ()
     """Standard tasks of the same kind and classes whose training rows are added."""
     format: Format = "auto"
     """How the files are written; auto: by their ending. csv: separated by commas, or by tabs where the first line has
