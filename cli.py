@@ -38,6 +38,7 @@ from keys import (
     switched,
     told,
     type_of,
+    unknown_key,
 )
 from streams import Lasting, lasting_output
 
@@ -313,9 +314,11 @@ class _Parser(ArgumentParser):
         line = " ".join(message.split())
         if (added := re.search(r"unrecognized arguments: --([\w.]+)\+", line)) and added[1] in sequences(self.cls):
             fail(f"--{added[1]}+ is no flag, a list is given whole; set --{added[1]} A,B")
-        if unknown := _unknown_key(line):
+        if unknown := unknown_key(line):
             hint = difflib.get_close_matches(unknown, field_names(self.cls), n=1, cutoff=0.5)
             fail(f"unknown key {unknown!r}; {did_you_mean(hint)}--help lists all keys")
+        if bare := re.search(r"argument (--[\w.]+): expected one argument", line):
+            fail(f"{bare[1]} has no value; one that begins with - is given as {bare[1]}=VALUE")
         if stray := re.search(r"unrecognized arguments: (\S+)", line):
             advice = f"give {self.positional} before the first flag" if self.positional else "see --help"
             fail(f"unexpected argument {stray[1]!r}; {advice}")
@@ -338,13 +341,3 @@ def _with_flag(cls: Any, message: str) -> str:
     if value in ("True", "False") and "text" in why:
         why += " (yes, no, on and off are truths in YAML: put them in quotes)"
     return f"{found[1]} = {value}: {why}; set --{flag}"
-
-
-def _unknown_key(line: str) -> str:
-    """The dotted key that one of jsonargparse's three messages for an unknown key names; empty for other messages."""
-    if match := re.search(r"unrecognized arguments: --([\w.]+)", line):
-        return match[1]
-    if match := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line):
-        return f"{match[1]}.{match[2]}"
-    match = re.search(r"Option '([\w.]+)' is not accepted", line)
-    return match[1] if match else ""

@@ -297,3 +297,13 @@ def _within(bounds: list[Any]) -> str:
         words = least + " at least" * ("ge" in found) or most + " at most" * ("le" in found)
     steps = f"a multiple of {found['multiple_of']}" if "multiple_of" in found else ""
     return "".join(f", {part}" for part in (words, steps) if part)
+
+
+def unknown_key(line: str) -> str:
+    """The dotted key that one of jsonargparse's three messages for an unknown key names; empty for other messages."""
+    if match := re.search(r"unrecognized arguments: --([\w.]+)", line):
+        return match[1]
+    if match := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line):
+        return f"{match[1]}.{match[2]}"
+    match = re.search(r"Option '([\w.]+)' is not accepted", line)
+    return match[1] if match else ""

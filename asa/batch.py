@@ -60,6 +60,16 @@ class Batch:
     positions: Tensor | None = None
     looked: Looked | None = None
 
+    def __post_init__(self) -> None:
+        """Raises RequestError for positions that are no indices, a mask of tokens say, or not as many as labels."""
+        found, labels = self.positions, self.labels
+        if found is not None and (found.dtype not in (torch.int64, torch.int32) or found.shape != labels.shape):
+            kind = str(found.dtype).removeprefix("torch.")
+            raise RequestError(
+                f"positions are {list(found.shape)} of {kind} beside labels of {list(labels.shape)}; give the index of"
+                " each masked token in the flattened ids, and its label"
+            )
+
     @property
     def ids(self) -> Tensor:
         """The token ids, BL or BCL. Raises RequestError for a batch without."""

@@ -129,6 +129,8 @@ class Passes:
     partitioned = False
 
     def __init__(self, module: TaskModel, optim: OptimConfig, steps: int, device: torch.device) -> None:
+        if steps < 1:
+            raise RequestError(f"steps = {steps}: allowed: whole numbers from 1, the updates of the whole run")
         self.module = module
         self.optim = optim
         self.steps = steps
@@ -215,7 +217,7 @@ class PlainEngine(Passes):
                 "weights in fp16 are not trained by plain torch, since what Adam divides by is 0 there; load the model"
                 " with dtype=torch.float32 and put its passes under autocast, or take DeepSpeed's engine"
             )
-        super().__init__(module.to(device), optim, steps, device)
+        super().__init__(module.to(device), optim, steps, torch.device(device))
         self.optimizer = ClippingAdamW(self.module, optim)
         self._norms = PartNorms(self.optimizer, partitioned=False)
         start(self.optimizer, self._trainable())

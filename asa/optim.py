@@ -31,7 +31,8 @@ class OptimConfig:
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay of the second moment."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment; to be a ten-thousandth of asa.reversal at most, or less of an adversary's
+    step is left."""
     clip: Annotated[float, Field(ge=0)] = 1.0
     """Largest global gradient norm of one step; 0 turns clipping off."""
 

@@ -18,11 +18,14 @@ def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
         raise RequestError(f"{folder} has no tokenizer.json; give a folder with a fast tokenizer by {flag}")
     try:
         auto: Any = AutoTokenizer
-        return auto.from_pretrained(folder)
+        tokenizer = auto.from_pretrained(folder)
     # Whatever a damaged file makes the libraries raise: plain Exceptions, too.
     except Exception as error:
         detail = " ".join(str(error).split())[:200]
         raise RequestError(f"{folder} has a damaged tokenizer ({detail}); give a complete folder by {flag}") from None
+    # Not of the tokenizer but of HF_HUB_OFFLINE; saved, it would make two folders of one data set.
+    tokenizer.init_kwargs.pop("local_files_only", None)
+    return tokenizer
 
 
 def for_words(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -15,6 +15,8 @@ _BLOCK = 0x314159265359
 _STREAM_END = 0x177245385090
 _SIGN_BITS = 48
 _CRC_BITS = 32
+# From the sign of a stream's end to the next stream's first: the sign, a checksum, up to 7 bits of padding, "BZh9".
+_MOST_BETWEEN = _SIGN_BITS + _CRC_BITS + 7 + 32
 _WINDOW = 2**20
 # A sign may stand within a block by chance (once in 2^48 bits); the true end is then a later one.
 _FALSE_SIGNS = 3
@@ -41,6 +43,9 @@ def _first(file: IO[bytes], marks: list[tuple[int, bool]], stop: int) -> Iterato
     """Unpack the block at the first mark and drop the marks up to its end."""
     begin, is_block = marks.pop(0)
     if not is_block:
+        following = marks[0][0] - begin > _MOST_BETWEEN if marks else _stream_begins(file, begin)
+        if following:
+            raise ValueError(f"the bzip2 stream after byte {begin // 8:,} has no block")
         return
     for count, (end, _) in enumerate(islice(marks, _FALSE_SIGNS)):
         content = _block(file, begin, end)
@@ -49,6 +54,12 @@ def _first(file: IO[bytes], marks: list[tuple[int, bool]], stop: int) -> Iterato
             yield content, begin < 8 * stop
             return
     raise ValueError(f"the bzip2 block at byte {begin // 8:,} is cut off or has a wrong checksum")
+
+
+def _stream_begins(file: IO[bytes], end: int) -> bool:
+    """Whether another stream follows the sign at bit `end`. Other bytes may: bzip2 leaves them out, too."""
+    file.seek((end + _SIGN_BITS + _CRC_BITS + 7) // 8)
+    return file.read(3) == b"BZh"
 
 
 def _block(file: IO[bytes], begin: int, end: int) -> bytes | None:

@@ -12,6 +12,8 @@ from data_prep.languages import CODES
 
 # Stands for a dropped piece until the gap around it is closed; XML cannot hold it, so no dump does.
 HOLE = "\x01"
+# A sign that is shown, beside which two of the same may be markup: ''Dune''{{'}}s.
+APOSTROPHE = "\x02"
 # What {{!}} shows: in a link it parts target and label, in the arguments of a template it parts nothing.
 PIPE = "&#124;"
 EQUALS = "&#61;"

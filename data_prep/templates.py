@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable
 
 from data_prep import figures
-from data_prep.brackets import EQUALS, HOLE, NOTHING, PIPE
+from data_prep.brackets import APOSTROPHE, EQUALS, HOLE, NOTHING, PIPE
 from data_prep.figures import Arguments
+from data_prep.languages import CODES
 
 _MONTHS = {key: name for n, name in enumerate(calendar.month_name) if n for key in (str(n), name[:3].lower())}
 _NAMED = re.compile(r"\s*+([\w-][\w -]{0,29}?)\s*+=")
@@ -102,6 +103,36 @@ def _between(before: str, after: str) -> Callable[[Arguments], str]:
     return lambda arguments: before + arguments[0][0] + after if arguments[0] else HOLE
 
 
+def _foreign(arguments: Arguments) -> str:
+    """Russian {{нп5|title|words shown|language|its title}}; the oldest form names all of them."""
+    positional, named = arguments
+    words = [named.get("текст", ""), *positional[1:2], *positional[:1], named.get("надо", "")]
+    return next((word for word in words if word.strip(NOTHING)), HOLE)
+
+
+def _linked(arguments: Arguments) -> str:
+    """{{ill|title|de|its title|lt=words}}; before 2017 the language came first: {{ill|de|title}}."""
+    positional, named = arguments
+    shown = positional[1:2] if positional and positional[0] in CODES else positional[:1]
+    return named.get("lt") or next(iter(shown or positional), HOLE)
+
+
+def _local(arguments: Arguments) -> str:
+    """Chinese {{tsl|en|title|title in Chinese|words shown}}."""
+    return next((word for word in reversed(arguments[0][1:4]) if word.strip(NOTHING)), HOLE)
+
+
+def _date(arguments: Arguments) -> str:
+    """French {{date|12|février|1990|en musique}}: what comes after the year, or after a whole date, only sorts."""
+    parts = arguments[0]
+    return " ".join(filter(None, parts[:1] if parts and " " in parts[0] else parts[:3]))
+
+
+def _ordinal(word: str) -> Callable[[Arguments], str]:
+    """{{1er|champion}}: `1er champion`."""
+    return lambda arguments: " ".join([word, *arguments[0][:1]])
+
+
 def _translated(arguments: Arguments) -> str:
     """{{Lien|langue=de|trad=A|fr=B|texte=C}}: the words of the link."""
     positional, named = arguments
@@ -121,35 +152,39 @@ def _table(shown: Callable[[Arguments], str], *lines: str) -> dict[str, Callable
 # Of all languages together: a name means the same in most, and what a template of another meaning shows is no worse
 # than a hole.
 _SHOWN = {
-    **_table(_fixed(" "), "nbsp, spaces, space, esd"),
+    **_table(_fixed(" "), "nbsp, spaces, space"),
+    **_table(lambda arguments: next(iter(arguments[0]), " "), "esd"),
     **_table(_fixed(" \u2013 "), "snd, spnd, spaced ndash"),
     **_table(_fixed("\u2013"), "ndash"),
     **_table(_fixed("\u2014"), "mdash, mdashb, em dash"),
-    **_table(_fixed("'"), "'"),
-    **_table(_fixed("'s"), "'s"),
+    **_table(_fixed(APOSTROPHE), "'"),
+    **_table(_fixed(APOSTROPHE + "s"), "'s"),
     **_table(_fixed(""), "-"),
     **_table(_fixed(PIPE), "!"),
     **_table(_fixed(EQUALS), "="),
     **_table(_fixed("Ier"), "ier"),
     **_table(_fixed("Ire"), "ire"),
-    **_table(_fixed("1er"), "1er"),
-    **_table(_fixed("1re"), "1re"),
+    **_table(_ordinal("1er"), "1er"),
+    **_table(_ordinal("1re"), "1re"),
     **_table(_fixed("er"), "er"),
     **_table(
         _argument(0),
         "nowrap, nobr, nobold, small, smaller, big, larger, sc, smallcaps, abbr, strong, em, tooltip",
-        "vanchor, angbr, visible anchor, sic, linktext, notatypo, not a typo, proper name, mvar",
+        "vanchor, angbr, visible anchor, notatypo, not a typo, proper name, mvar",
         "quote, blockquote, cquote, quotation",
         "poem, verse, format price, currency, formatnum, eqm, nihongo, track gauge, railgauge",
         "zitat, latin, souligner, citation bloc, petit, cita, versalitas, ta, citazione, fmtn, citação, dtlink",
-        "нп, нп2, нп3, нп4, нп5, iw, не переведено, не переведено 3, не переведено 5, цитата, 読み仮名, le",
+        "цитата, 読み仮名, le",
         "ilh, internal link helper",
     ),
-    **_table(_argument(0, "lt"), "ill, interlanguage link, ilc"),
+    **_table(_linked, "ill, interlanguage link, ilc"),
+    **_table(_foreign, "нп, нп1, нп2, нп3, нп4, нп5, iw, не переведено, не переведено 2, не переведено 3"),
+    **_table(_foreign, "не переведено 4, не переведено 5"),
+    **_table(_local, "tsl, translink"),
     **_table(_argument(0, "label"), "仮リンク"),
-    **_table(_argument(1), "lang, langx, script, rtl-lang, color, font color, resize, tsl"),
+    **_table(_argument(1), "lang, langx, script, rtl-lang, color"),
     **_table(_argument(1, "texte"), "langue, en langue"),
-    **_table(_argument(-1), "transl, transliteration"),
+    **_table(_argument(-1), "transl, transliteration, font color, resize"),
     **_table(_as_of, "as of, asof"),
     **_table(_circa, "circa, c., circa year"),
     **_table(figures.formula, "chem, chem2"),
@@ -162,7 +197,9 @@ _SHOWN = {
     **_table(figures.power_of_ten(""), "10^"),
     **_table(_fixed(figures.MINUS), "minus"),
     **_table(_joined("\u2013"), "dash year"),
-    **_table(_joined(" "), "число, tmp, date, date-"),
+    **_table(_joined(" "), "число, tmp"),
+    **_table(_joined(""), "sic, linktext"),
+    **_table(_date, "date, date-"),
     **_table(_hours, "heure"),
     **_table(figures.measure, "convert, cvt"),
     **_table(_century, "s, s-, siècle"),

@@ -9,7 +9,7 @@ import html
 import re
 
 from data_prep import figures, languages, templates, tidy
-from data_prep.brackets import HOLE, resolve
+from data_prep.brackets import APOSTROPHE, HOLE, resolve
 
 _SKIPPED_TAGS = (
     "ref|references|math|chem|ce|gallery|timeline|score|imagemap|hiero|syntaxhighlight|source|pre|style|script|graph|"
@@ -54,10 +54,14 @@ _ADDRESS = re.compile(
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z]\w{1,30});")
 # Direction marks, soft hyphens and the like show nothing; the joiners U+200C and U+200D do in several scripts.
 _INVISIBLE = re.compile(
-    "[\u200b\u200e\u200f\u2028\u2029\u2060\ufeff\u00ad\ufffd\x00\x02-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]"
+    "[\u200b\u200e\u200f\u2028\u2029\u2060\ufeff\u00ad\ufffd\x00\x03-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]"
 )
-# Not where it is part of a chemical's name: 2-{4-[bis]phenyl}-N.
-_VARIANT = re.compile(r"(?<![A-Za-z0-9)\]])-\{([^{}]*)\}-")
+_VARIANT = re.compile(r"-\{(?:\s*+((?:(?:[A-Z-]|zh(?:-\w+)?)(?:;|(?=\s*\|)))*)\s*\|)?([^{}]*)\}-")
+_SHOWN_FLAGS = ("", "R", "A", "zh-hans", "zh-hant", "zh-cn", "zh-tw")
+_IN_A_NAME = re.compile(r"[A-Za-z0-9)\]]")  # of a chemical: 2-{4-[bis]phenyl}-N
+_HAN = re.compile("[\u3400-\u9fff]")
+_HEADING = re.compile(r"^=[^\n]*", re.MULTILINE)
+_BREAK = re.compile(r"<br\b[^<>]*>", re.IGNORECASE)
 # An opening tag that a comment holds does not end the search for a closing one; what only shows a comment is none.
 _COMMENT = re.compile(
     r"<(?P<shown>nowiki|pre|syntaxhighlight|source)\b[^<>]*>(?:(?!<(?P=shown)\b).)*?</(?P=shown)\s*>"
@@ -78,7 +82,7 @@ def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:
 
     Args: silent are the lower-case link prefixes that show no text (see dump.silent_names).
     """
-    text = "\n" + wikitext.replace(HOLE, "")
+    text = "\n" + wikitext.replace(HOLE, "").replace(APOSTROPHE, "")
     if "<!--" in text:
         text = _COMMENT.sub(_harmless, text)
     text = _SKIPPED.sub(_skip, text)
@@ -87,19 +91,22 @@ def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:
     if "nclude>" in text:
         text = _INCLUDE.sub("", text)  # before the search for tables, which begin a line
     text = resolve(text, silent, templates.prose)
+    if "-{" in text:
+        text = _VARIANT.sub(_variant, text)  # in which a template stood
     if "//" in text or "mailto:" in text:
         text = _EXTERNAL.sub(_label, text)
         text = _ADDRESS.sub(HOLE, text) if "://" in text else text
     text = figures.levelled(text)
     if "<" in text:
+        text = _HEADING.sub(_one_line, text)
         text = _BROKEN_TAG.sub("", _TAG.sub(_line_break, text))
     if "&" in text:
         text = _ENTITY.sub(_character, text)
     if not text.isascii():
         text = _INVISIBLE.sub("", text)
     # Quotes go first: ''{{dropped}}'' would become a run of four.
-    text = tidy.close_holes("\n".join(tidy.unquoted(line) if "''" in line else line for line in text.split("\n")))
-    lines = tidy.prose_lines(text)
+    text = "\n".join(tidy.unquoted(line) if "''" in line else line for line in text.split("\n"))
+    lines = tidy.prose_lines(tidy.close_holes(text.replace(APOSTROPHE, "'")))
     return tidy.without_signs("\n".join(lines).strip())
 
 
@@ -115,13 +122,15 @@ def _skip(match: re.Match[str]) -> str:
     return HOLE
 
 
-_LITERAL = {ord(sign): f"&#{ord(sign)};" for sign in "[]{}|*#:;="}
+_LITERAL = {ord(sign): f"&#{ord(sign)};" for sign in "[]{}|*#:;='"}
 
 
 def _variant(match: re.Match[str]) -> str:
     """-{zh-hans:A;zh-hant:B}- shows one script's form; -{H|...}- and the like only declare."""
-    flag, bar, body = match[1].rpartition("|")
-    if bar and flag.strip() not in ("", "R", "A", "zh-hans", "zh-hant", "zh-cn", "zh-tw"):
+    flag, body = match[1], match[2]
+    if _IN_A_NAME.match(match.string, match.start() - 1) and not _HAN.search(body):
+        return match[0]
+    if flag and flag not in _SHOWN_FLAGS:
         return ""
     forms = [form.partition(":") for form in body.split(";") if ":" in form]
     named = {name.strip(): shown.strip() for name, _, shown in forms if name.strip().startswith(("zh", "sr"))}
@@ -136,5 +145,9 @@ def _line_break(match: re.Match[str]) -> str:
     return "\n" if match["block"] else ""
 
 
+def _one_line(heading: re.Match[str]) -> str:
+    return _BREAK.sub(" ", heading[0]) if heading[0].rstrip().endswith("=") else heading[0]
+
+
 def _character(match: re.Match[str]) -> str:
-    return html.unescape(match[0])
+    return html.unescape(match[0]).replace("'", APOSTROPHE)

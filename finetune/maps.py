@@ -3,6 +3,9 @@
 A picture as ASA's Figures 1 and 6, for any text and any folder that holds a model with its adversary.
 """
 
+import re
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,15 +40,27 @@ def maps(config: MapsConfig) -> None:
         raise RequestError(f"out = {config.out}: allowed endings .png, .svg, .pdf; set --out")
     check_file(config.out, "--out")
     found = read(config)
-    with whole(config.out) as partial, drawn_alike({}):
+    with whole(config.out) as partial, drawn_alike({}), warnings.catch_warnings(record=True) as warned:
         figure = Figure(figsize=size(found), layout="constrained")
         paint(figure, found)
         figure.savefig(partial, dpi=130, format=config.out.suffix[1:])
     numbers = config.out.with_suffix(ENDING)
     save(found, numbers)
-    for line in told(found):
+    for line in (*told(found), *_undrawn(warned)):
         print(line)
     print(f"written to {config.out} and {numbers}")
+
+
+def _undrawn(warned: list[warnings.WarningMessage]) -> Iterator[str]:
+    """One line for all letters that the picture's font lacks, where matplotlib has two for each; others as they are."""
+    missing: dict[str, None] = {}
+    for warning in warned:
+        if glyph := re.match(r"Glyph (\d+) ", str(warning.message)):
+            missing[chr(int(glyph[1]))] = None
+        else:
+            yield f"note: {warning.message}"
+    if missing:
+        yield f"note: the picture's font has no {', '.join(missing)}; the file of numbers has them"
 
 
 def read(config: MapsConfig) -> Maps:
@@ -137,9 +152,8 @@ def _layers(model: PreTrainedModel, config: MapsConfig, inputs: dict[str, Tensor
     for n in sorted(clean):
         keep_HLL = _kept(found[n], settings.empty_row == "unmasked")
         seen_LL = found[n].seen_BLL[0].expand(length, length)
-        masked = 1 - keep_HLL.mean(0)[seen_LL].mean().item()
         parts = [_shown(part, config.head) for part in (clean[n], keep_HLL.expand_as(clean[n]), attacked[n][0])]
-        layers.append(Layer(parts[0], parts[1], parts[2], masked))
+        layers.append(Layer(parts[0], parts[1], parts[2], 1 - parts[1][seen_LL.numpy()].mean().item()))
     return layers
 
 

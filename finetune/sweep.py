@@ -16,6 +16,7 @@ from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from asa.families import family
 from asa.methods import METHODS, OURS
+from asa.methods.limits import slow_adversary
 from asa.places import check_folder
 from asa.tokenizer import for_words, load_tokenizer, reader_sha256
 from finetune import lineage, state
@@ -55,7 +56,11 @@ class Sweep:
         if trials is not None:
             self.tasks = {name: unscored(task) for name, task in self.tasks.items()}
         self.cells = cells_of(given, list(self.tasks.values()), trials)
-        notes = (*_seen(config.models.values(), self.tasks.values()), *_published(config, given), *_fresh(config))
+        notes = (
+            *_seen(config.models.values(), self.tasks.values()),
+            *_published(config, given),
+            *_of_adversary(config),
+        )
         self.notes = list(dict.fromkeys(notes))
         self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
         # One of another request is refused before anything is trained.
@@ -209,13 +214,16 @@ def _published(config: FinetuneConfig, given: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def _fresh(config: FinetuneConfig) -> Iterator[str]:
-    """A line for the models without an exported adversary, where such are asked for."""
+def _of_adversary(config: FinetuneConfig) -> Iterator[str]:
+    """A line for the models without an exported adversary, where such are asked for, and one for an optimizer that
+    slows adversaries down."""
     methods = [method for method in config.methods if METHODS[method](config).uses_adversary]
     without = [name for name, folder in config.models.items() if not (folder / ADVERSARY_FILE).is_file()]
     if config.adversary == "exported" and methods and without:
         models = ", ".join(without)
         yield f"--adversary exported: no {ADVERSARY_FILE} in {models}, where those of {', '.join(methods)} are fresh"
+    if methods and (told := slow_adversary(config.optim.eps, config.asa.reversal)):
+        yield f"{', '.join(methods)}: {told}; set --optim.eps or --asa.reversal"
 
 
 def tasks_of(config: FinetuneConfig) -> dict[str, Task]:

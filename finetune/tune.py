@@ -58,7 +58,8 @@ def tune(given: dict[str, Any]) -> None:
     except (RequestError, WorkError) as error:  # the choice is made among the others
         failed = error
     if config.worker == 0:
-        dist.on_main(lambda: _choose(config, work, given_of(config.methods, given), failed))
+        besides = given_of(config.methods, given) | ({} if config.recipes else {"recipes": False})
+        dist.on_main(lambda: _choose(config, work, besides, failed))
     if failed is not None:
         raise failed
 
@@ -89,6 +90,13 @@ def unsearched(config: TuneConfig) -> Iterator[str]:
         own = method not in OURS or bool(groups_read(method))
         if own and not _groups(method) & ranges.keys():
             yield f"{method}: no range in search, so one trial, not {config.trials}; set --search.GROUP.KEY"
+        if keys := {group: ranges[group] for group in _groups(method) & ranges.keys()}:
+            drawn = _drawn(config, keys)
+            if (different := len({str(settings) for settings in drawn})) < len(drawn):
+                yield (
+                    f"{method}: of its {len(drawn)} trials beside the first {different} differ; widen its ranges of"
+                    " whole numbers in search, or lower --trials"
+                )
         if method not in OURS and (ours := ranges.keys() - {"outside"}):
             yield f"{method}: not tried with other {', '.join(sorted(ours))}, which best.yaml changes for it as well"
 

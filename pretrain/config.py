@@ -18,7 +18,7 @@ from asa.methods import Method, MethodName, MethodsConfig, limits
 from asa.optim import OptimConfig
 from asa.tokenizer import encoder_sha256, load_tokenizer, vocab_sha256
 from pretrain.masking import Masking
-from pretrain.words import word_starts
+from pretrain.words import words_of
 
 
 @config
@@ -150,7 +150,7 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
     if config.activation_checkpointing and not family(hf.read_config(config.model).model_type).recomputes:
         raise RequestError(f"{config.model} knows no activation checkpointing; set --activation_checkpointing false")
     if config.masking != "token":
-        word_starts(config.data / "tokenizer", facts["vocab_size"])
+        words_of(config.data / "tokenizer", facts["vocab_size"])
     if config.objective == "rtd" and config.rtd.generator is not None:
         _check_generator(config.rtd.generator, config.model, facts)
 

@@ -13,7 +13,7 @@ from asa.ahead import Ahead
 from asa.batch import Batch
 from asa.errors import RequestError, WorkError
 from pretrain.masking import Ids, MaskedRows, Masking, Rule, Special, mask_rows
-from pretrain.words import word_starts
+from pretrain.words import words_of
 
 # N rows of the shards, G rows of the global batch, L length
 
@@ -97,8 +97,8 @@ class Batches:
                 f"{folder} was made by a tokenizer with one id for padding and for the ends of texts or masked tokens;"
                 " make rows anew by another one and set --data"
             )
-        starts_V = None if masking == "token" else word_starts(folder / TOKENIZER, special.vocab)
-        self.rule = Rule(special, share, starts_V, spans=masking == "span")
+        words = None if masking == "token" else words_of(folder / TOKENIZER, special.vocab)
+        self.rule = Rule(special, share, words, spans=masking == "span")
         self.length: int = facts["length"]
         self.train = Rows(folder, "train")
         self.heldout = Rows(folder, "heldout")

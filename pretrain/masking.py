@@ -41,13 +41,20 @@ class Special:
         return table_V
 
 
+class Words(NamedTuple):
+    """Which ids begin a word, and after which another begins, whatever comes."""
+
+    starts_V: Flags
+    ends_V: Flags
+
+
 @dataclass(frozen=True)
 class Rule:
-    """How rows are masked. starts_V: the ids that begin a word (words.py); without it single tokens are chosen."""
+    """How rows are masked. words: of the vocabulary (words.py); without them single tokens are chosen."""
 
     special: Special
     share: float
-    starts_V: Flags | None = None
+    words: Words | None = None
     spans: bool = False
 
 
@@ -79,9 +86,10 @@ def mask_rows(ids_GL: Ids, rule: Rule, generator: np.random.Generator, wanted: I
     counts_G = _counts(ids_GL, fixed_GL, rule)
     rows = slice(None) if wanted is None else wanted
     ids_RL, fixed_RL, scores_RL, actions_RL = ids_GL[rows], fixed_GL[rows], scores_GL[rows], actions_GL[rows]
-    if rule.starts_V is not None:
+    if rule.words is not None:
         alone_RL = _alone(fixed_RL)
-        words_RL = alone_RL | rule.starts_V[ids_RL]
+        words_RL = alone_RL | rule.words.starts_V[ids_RL]
+        words_RL[:, 1:] |= rule.words.ends_V[ids_RL[:, :-1]]
         first_RL = _first(words_RL if cuts_GL is None else _spans(words_RL, alone_RL, cuts_GL[rows]))
         scores_RL = np.take_along_axis(scores_RL, first_RL, axis=1)
         if cuts_GL is not None:

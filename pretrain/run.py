@@ -14,6 +14,7 @@ from asa.config import to_dict
 from asa.engine import Engine
 from asa.hf import checkpoint_activations
 from asa.methods import METHODS, Method, groups_unread
+from asa.methods.limits import slow_adversary
 from asa.record import environment
 from asa.rtd import ReplacedTokenModel
 from asa.tokenizer import load_tokenizer
@@ -56,6 +57,8 @@ def build(config: PretrainConfig, device: torch.device, found: Path | None = Non
     method = METHODS[config.method](config)
     objective = objective_of(config)
     module, notes = objective.build(config, config.asa if method.uses_adversary else None)
+    if method.uses_adversary and (told := slow_adversary(config.optim.eps, config.asa.reversal)):
+        notes = [*notes, f"note: {told}; set --optim.eps or --asa.reversal"]
     for note in [*notes, ROUNDED] if config.precision == "bf16" and device.type == "cpu" else notes:
         say(note)
     if config.activation_checkpointing:

@@ -1,6 +1,7 @@
-"""Which ids of a vocabulary begin a word, read off the marks that its tokenizer writes.
+"""Which ids of a vocabulary begin a word, and which end one, read off the marks that its tokenizer writes.
 
-WordPiece marks what continues a word (##ing), byte-level BPE and SentencePiece what begins one (Ġthe, ▁the).
+WordPiece marks what continues a word (##ing), byte-level BPE and SentencePiece what begins one (Ġthe, ▁the). Signs of
+punctuation and new lines are words of their own in all of them, and what follows them begins the next.
 """
 
 import json
@@ -10,31 +11,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from asa.errors import RequestError
+from pretrain.masking import Words
 
 # V ids of the vocabulary
 
 _BYTE_LEVEL = ("\u0120", "\u010a", "\u0109")  # how byte-level BPE writes space, new line and tab
 _SENTENCEPIECE = "\u2581"
+_SIGNS = (*string.punctuation, "\u010a", "\u0109", "\n")
 
 
-def word_starts(folder: Path, vocab: int) -> NDArray[np.bool_]:
-    """vocab booleans, True for each id that begins a word; an id without a token counts as one that does.
+def words_of(folder: Path, vocab: int) -> Words:
+    """vocab booleans for each; an id without a token counts as one that begins a word.
 
     Args: folder holds the tokenizer (the `tokenizer` folder of the shards).
     Raises: RequestError for a vocabulary whose tokens do not tell where words begin.
     """
     path = folder / "tokenizer.json"
-    begins = _rule(json.loads(path.read_text(encoding="utf-8")))
+    begins = _rule(backend := json.loads(path.read_text(encoding="utf-8")))
     if begins is None:
         raise RequestError(f"the vocabulary in {folder} does not mark where words begin; set --masking token")
-    starts_V = np.ones(vocab, dtype=bool)
+    starts_V, ends_V = np.ones(vocab, dtype=bool), np.zeros(vocab, dtype=bool)
+    marked = backend["model"]["type"] != "WordPiece"  # whose tokens show by themselves that they continue a word
     for token, index in Tokenizer.from_file(str(path)).get_vocab().items():
         starts_V[index] = begins(token)
-    return starts_V
+        ends_V[index] = marked and _is_sign(token)
+    return Words(starts_V, ends_V)
+
+
+def _is_sign(token: str) -> bool:
+    """Of punctuation and new lines alone, a space before them or not. A lone space may be a word's own first piece."""
+    return token.endswith(_SIGNS) and not token.strip("".join((*_SIGNS, *_BYTE_LEVEL, _SENTENCEPIECE)))
 
 
 def _rule(backend: dict[str, Any]) -> Callable[[str], bool] | None:

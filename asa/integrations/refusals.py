@@ -1,5 +1,7 @@
 """What of Hugging Face's Trainer the adversarial one turns down rather than do wrongly or not at all."""
 
+import math
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from asa.errors import RequestError
 from asa.methods import MethodsConfig
+from asa.methods.limits import slow_adversary
 
 if TYPE_CHECKING:
     from asa.integrations.transformers import AdversarialTrainer
@@ -16,13 +19,15 @@ if TYPE_CHECKING:
 _INSIDE_BACKWARD = ("lomo", "adalomo")
 
 
-def refuse_types(model: Any, options: Any = None) -> None:
-    """Raises RequestError for a model or options of a class that is none of ours; None passes."""
+def refuse_types(model: Any, options: Any = None, args: Any = None) -> None:
+    """Raises RequestError for a model, options or arguments of a class that is none of theirs; None passes."""
     if not isinstance(model, PreTrainedModel | None):
         raise RequestError(f"{type(model).__name__} is no PreTrainedModel; give an ordinary Hugging Face model")
     if not isinstance(options, MethodsConfig | None):
         name = type(options).__name__
         raise RequestError(f"{name} is no MethodsConfig; give one, as options=MethodsConfig(asa=ASAConfig())")
+    if not isinstance(args, TrainingArguments | None):
+        raise RequestError(f"{type(args).__name__} is no TrainingArguments; give one, as args=TrainingArguments(DIR)")
 
 
 def refuse_args(args: TrainingArguments) -> None:
@@ -60,6 +65,17 @@ def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
             "the optimizer does not hold the adversary's parameters; in a create_optimizer of yours, or in the params"
             " of optimizer_cls_and_kwargs, add those of trainer.adversary"
         )
+
+
+def tell_slow(trainer: "AdversarialTrainer") -> None:
+    """Warn where the optimizer goes by the size of the adversary's gradients, which `asa.reversal` is a factor of."""
+    if trainer.adversary is None:
+        return
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    eps = math.inf if isinstance(optimizer, torch.optim.SGD) else optimizer.param_groups[0].get("eps", 0.0)
+    if isinstance(eps, float) and (told := slow_adversary(eps, trainer.adversary.config.reversal)):
+        mend = "set optim or adam_epsilon, or options=MethodsConfig(asa=ASAConfig(reversal=1))"
+        warnings.warn(f"{told}; {mend}", stacklevel=3)
 
 
 def _wrong_args(args: TrainingArguments) -> Iterator[str]:

@@ -20,7 +20,7 @@ from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
 from asa.integrations.own_loss import refuse_loss
 from asa.integrations.passes import AcceleratedPasses, Means
-from asa.integrations.refusals import refuse_args, refuse_optimizer, refuse_trainer, refuse_types
+from asa.integrations.refusals import refuse_args, refuse_optimizer, refuse_trainer, refuse_types, tell_slow
 from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
 from asa.methods import METHODS, At, MethodsConfig, groups_read, limits
 from asa.model import TaskModel
@@ -76,9 +76,9 @@ class AdversarialTrainer(TypedTrainer):
         kind: Kind | None = None,
         **keywords: Any,
     ) -> None:
-        if method not in METHODS:
+        if method not in list(METHODS):  # of whatever type it is
             raise RequestError(f"method {method!r} is unknown; set method= to one of {', '.join(METHODS)}")
-        refuse_types(model, options)
+        refuse_types(model, options, args)
         if args is not None:
             refuse_args(args)
         self._name, self._options = method, options or MethodsConfig()
@@ -174,6 +174,7 @@ class AdversarialTrainer(TypedTrainer):
         refuse_optimizer(self)
         refuse_args(self.args)  # as they are by now, and so below
         refuse_trainer(self, fitted=True)
+        tell_slow(self)
         method = limits.check(self._name, self._options, self._precision(self._task.model), zero=0)
         self._means, self._compared = Means(), 0
         if self.state.global_step == 0:  # of a trainer that has trained before too
@@ -241,8 +242,12 @@ def _by_own_names(model: PreTrainedModel, adversary: Adversaries | None) -> nn.M
     whole = nn.Module()
     for name, p in model.named_parameters(recurse=False):
         whole.register_parameter(name, p)
-    for name, part in (*model.named_children(), ("adversary", adversary)):
+    for name, part in model.named_children():
         whole.add_module(name, part)
+    ours = "adversary"
+    while hasattr(model, ours):  # a part of the user's own
+        ours += "_"
+    whole.add_module(ours, adversary)
     return whole
 
 

@@ -71,7 +71,8 @@ class ASASparse(Counting):
         compared = clean if subset is None else of(clean, subset)
         scale = len(batch.inputs["input_ids"]) / len(part.inputs["input_ids"])
         terms = {name: scale * term for name, term in costs(compared, attacked, part, maps, self.asa).items()}
-        share = _shares(maps, part, layers) * scale
+        # Sequences, fillers of a choice left out, are what shares are of.
+        share = _shares(maps, part, layers) * (_sequences(batch) / _sequences(part))
         return {**learn(engine, {"task": task_loss(clean, batch), **terms}), "masked_share": share}
 
     def _subset(self, batch: Batch) -> Subset | None:
@@ -81,6 +82,10 @@ class ASASparse(Counting):
         if wanted == examples:
             return None
         return choose(batch, torch.randperm(examples, device=batch.labels.device)[:wanted])
+
+
+def _sequences(batch: Batch) -> Tensor:
+    return (~batch.pad_BL).any(1).sum()
 
 
 def _shares(maps: Maps, batch: Batch, layers: int) -> Tensor:

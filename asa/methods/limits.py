@@ -1,7 +1,8 @@
 """What cannot be worked with that is known before any model is built: one rule for every stage."""
 
+import math
 from collections.abc import Callable
-from typing import cast
+from typing import cast, get_args
 
 from asa.engine import Precision
 from asa.errors import RequestError
@@ -9,6 +10,7 @@ from asa.methods import METHODS, Method, MethodsConfig, known
 from asa.methods.base import Outside
 from asa.methods.yopo import PARTITIONED
 
+SLOWING = 1.01e-4  # Adam's eps / asa.reversal above which the adversary learns more slowly than with reversal 1
 HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
 
 
@@ -24,6 +26,8 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
     Raises: RequestError for a name of none and for settings that it cannot work with, alone or in this arithmetic or at
         this stage.
     """
+    if precision not in (allowed := get_args(Precision)):
+        raise RequestError(f"precision {precision!r}: allowed: {', '.join(allowed)}; set --precision")
     try:
         known(name)
     except ValueError as error:
@@ -45,6 +49,15 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
     method = METHODS[name](settings)
     # One that somebody has put into METHODS is held to its word like one named MODULE:BUILDER.
     return method if type(method).__module__.startswith("asa.") else cast("Method", Outside(name, method))
+
+
+def slow_adversary(eps: float, reversal: float) -> str | None:
+    """What is to be told of an optimizer whose `eps` is not small beside the adversary's gradients: Adam goes by their
+    size then. None where it is small."""
+    if eps <= SLOWING * reversal:
+        return None
+    size = f"eps = {eps:g}" if eps < math.inf else "an optimizer that goes by the size of gradients"
+    return f"{size} with asa.reversal = {reversal:g}, a factor of the adversary's gradients: it learns more slowly"
 
 
 def check_depth(method: Method, layers: int) -> None:

@@ -6,6 +6,7 @@ the release, both predictions carry gradient. For a regression the divergence is
 
 from typing import Literal
 
+from pydantic import model_validator
 from torch import Tensor
 
 from asa import perturb
@@ -30,6 +31,12 @@ class R3FConfig:
     """Noise per entry: U(-noise, noise) or N(0, noise^2)."""
     dropout: Dropout = "independent"
     """The two passes draw their own dropout masks, as released, which then are most of the divergence; or share one."""
+
+    @model_validator(mode="after")
+    def _differs(self) -> "R3FConfig":
+        if self.weight and not self.noise and self.dropout == "shared":
+            raise ValueError("with noise 0 and dropout shared both passes are one; set noise above 0")
+        return self
 
 
 class R3F(Stateless):

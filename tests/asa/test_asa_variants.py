@@ -74,6 +74,23 @@ def test_a_share_of_the_rows_gives_asas_gradient_on_average(kind: Any, monkeypat
         same({name: sum(f[part][name] for f in found) / rows for name in expected[part]}, expected[part])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("question", [0, 1])
+def test_a_share_of_questions_of_unlike_many_answers_masks_no_more_than_all(
+    question: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shares are of sequences, of which question 0 has two and question 1 one, the other a filler."""
+    engine, batch = engine_for("choice"), tiny_batch("choice", rows=2)
+    assert engine.module.adversary is not None
+    with torch.no_grad():
+        for name, p in engine.module.adversary.named_parameters():
+            p.fill_(0.0 if p.ndim > 1 else -1.0 if "key" in name else 1.0)  # every score is negative
+    batch.inputs["attention_mask"][1, 1] = 0
+    monkeypatch.setattr(torch, "randperm", lambda count, **_: torch.arange(count).roll(-question))
+    method = ASASparse(CONFIG, ASASparseConfig(every=1, share=0.5))
+    terms = method.backward(engine, replace(batch, total_rows=3), At(0, 0))
+    torch.testing.assert_close(terms["masked_share"], torch.ones(len(terms["masked_share"])))
+
+
 def test_the_rows_are_drawn_and_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
     monkeypatch.setattr(asa_sparse, "choose", lambda batch, rows: seen.append(rows.tolist()) or choose(batch, rows))

@@ -197,6 +197,12 @@ def test_a_restored_engine_continues_bit_for_bit() -> None:
     assert [name for name, value in two.full_state().items() if not torch.equal(value, last[name])] == []
 
 
+def test_a_run_of_no_step_is_refused() -> None:
+    """Its rate would be 0 from the first on."""
+    with pytest.raises(RequestError, match=r"^steps = 0: allowed: whole numbers from 1"):
+        PlainEngine(tiny_module(), OptimConfig(), steps=0, device=torch.device("cpu"))
+
+
 def test_what_was_frozen_when_the_engine_was_made_is_not_left_out_without_a_word() -> None:
     module, batch = tiny_module(), tiny_batch()
     module.model.base_model.requires_grad_(False)

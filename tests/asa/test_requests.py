@@ -322,6 +322,10 @@ def test_what_a_batch_lacks_is_named() -> None:
             backward(tiny_module("classification", ASAConfig()), replace(batch, inputs=words), name)
     with pytest.raises(RequestError, match=r"^a batch of kind mlm has no positions; give the masked tokens' places"):
         backward(tiny_module(asa=ASAConfig()), replace(tiny_batch(), positions=None))
+    labels = tiny_batch().labels
+    for positions in (torch.ones(len(labels), dtype=torch.bool), torch.arange(len(labels) + 1), labels.float()):
+        with pytest.raises(RequestError, match=r"^positions are \[\d+\] of .*; give the index of each masked token"):
+            backward(tiny_module(asa=ASAConfig()), replace(tiny_batch(), positions=positions))
 
 
 def test_a_misspelt_method_is_told_which_there_are() -> None:

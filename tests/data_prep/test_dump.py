@@ -114,6 +114,26 @@ def test_a_truncated_dump_is_found_before_the_work(
         check_whole(path)
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_stream_whose_block_is_not_found_is_no_whole_dump(dumps: dict[str, Path], last: bool, tmp_path: Path) -> None:
+    """The sign that its one block begins with is damaged: the next sign is another stream's."""
+    content = bytearray(dumps["m.xml.bz2"].read_bytes())
+    begins = [place for place in range(len(content)) if content[place : place + 4] == b"BZh1"]
+    assert len(begins) > 3, "a dump of many streams"
+    content[begins[-1 if last else len(begins) // 2] + 5] ^= 1
+    path = tmp_path / "m.xml.bz2"
+    path.write_bytes(content)
+    with pytest.raises(WorkError, match="truncated or damaged"):
+        all_pages(path)
+
+
+@pytest.mark.parametrize("name", ["o.xml.bz2", "m.xml.bz2"])
+def test_bytes_after_the_last_stream_are_left_out(dumps: dict[str, Path], name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(dumps[name].read_bytes() + bytes(512))
+    assert len(all_pages(path)) == 300
+
+
 @pytest.mark.parametrize("name", ["o.xml.bz2", "m.xml.bz2"])
 def test_a_flipped_bit_is_found(dumps: dict[str, Path], name: str, tmp_path: Path) -> None:
     path = tmp_path / name

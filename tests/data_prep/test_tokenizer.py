@@ -54,6 +54,18 @@ def test_special_tokens_written_in_a_text_stay_text(encoder: Encoder, model: Pat
     assert not set(ids.tolist()) & set(Vocabulary(model, 16).special)
 
 
+def test_a_saved_tokenizer_is_the_same_whatever_the_environment_says_of_the_network(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers writes down whether it was offline: another folder by its hash, so another data set."""
+    saved = []
+    for offline in (False, True):
+        monkeypatch.setattr("transformers.tokenization_utils_base.is_offline_mode", lambda offline=offline: offline)
+        folder = Vocabulary(model, 16).save(tmp_path / str(offline)).parent
+        saved.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert saved[0] == saved[1]
+
+
 def test_the_tokenizers_own_truncation_is_off(encoder: Encoder) -> None:
     assert len(encoder.encode("river " * 50)) == 50
 

@@ -9,7 +9,8 @@ import pytest
 
 from asa.config import from_dict
 from asa.errors import RequestError
-from asa.methods import METHODS, At, MethodsConfig
+from asa.methods import METHODS, At, MethodsConfig, limits
+from asa.methods.r3f import R3FConfig
 from finetune import config as stage
 from finetune.recipes import resolved
 from finetune.tasks.spec import TaskConfig, named
@@ -110,6 +111,16 @@ def test_a_small_perturbation_in_half_precision_is_refused_by_both_stages(
     with refused(told):
         pretrain(method, {method: group, "precision": "bf16"})
     finetune(method, {method: group})
+
+
+def test_a_precision_of_none_is_named() -> None:
+    with refused("precision 'half': allowed: fp32, bf16, fp16"):
+        limits.check("asa", MethodsConfig(), "half", 0)  # type: ignore[arg-type]
+
+
+def test_an_r3f_of_one_pass_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="noise 0 and dropout shared both passes are one; set noise above 0"):
+        R3FConfig(noise=0.0, dropout="shared")
 
 
 def test_yopo_is_refused_under_zero_3_by_both_stages() -> None:

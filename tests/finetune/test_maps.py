@@ -69,6 +69,8 @@ def test_a_head_is_one_of_those_whose_mean_is_drawn(exported: Path) -> None:
         both = [getattr(head, part) for head in heads]
         np.testing.assert_allclose(getattr(mean, part), np.mean(both, axis=0), atol=1e-6)
         assert not np.array_equal(*both)
+    assert mean.masked == pytest.approx(np.mean([head.masked for head in heads]))
+    assert heads[0].masked != heads[1].masked
     assert set(np.unique(heads[0].keep_LL)) == {0.0, 1.0}
 
 
@@ -79,6 +81,15 @@ def test_a_second_models_attention_stands_beside(exported: Path, bare: Path) -> 
     beside_LL = found.layers[1].beside_LL
     assert beside_LL is not None
     np.testing.assert_allclose(beside_LL, found.layers[1].clean_LL, atol=1e-6)  # the same weights in both folders
+
+
+def test_letters_that_the_font_lacks_are_told_in_one_line(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.maps.paint", lambda figure, found: figure.text(0, 0, "中文 red 中"))
+    maps(MapsConfig(model=exported, text="a red b", out=tmp_path / "x.png"))
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
+    assert told == ["note: the picture's font has no 中, 文; the file of numbers has them"]
 
 
 def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(

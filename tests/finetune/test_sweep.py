@@ -372,6 +372,16 @@ def test_the_command_line_trains_and_refuses(
     given = ["--task.folder", str(config.task.folder), "--models.tiny", str(config.models["tiny"])]
     given += ["--out", str(config.out)]
     short = ["--methods", "vanilla", "--seeds", "0", "--max_steps", "2", "--length", "16", "--batch", "4"]
+    assert command(monkeypatch, "run", *given, "--length") == 2
+    assert capsys.readouterr().err.endswith(
+        "--length has no value; one that begins with - is given as --length=VALUE\n"
+    )
+    slow = ["--methods", "asa", *short[2:], "--recipes", "false"]
+    assert command(monkeypatch, "run", *given, *slow, "--optim.eps", "1e-6") == 0
+    assert (
+        "asa: eps = 1e-06 with asa.reversal = 0.0001, a factor of the adversary's gradients: it learns more slowly;"
+        " set --optim.eps or --asa.reversal"
+    ) in capsys.readouterr().out
     assert command(monkeypatch, "run", *given, *short, "--asa.tau", "0.2", "--pgd.radius=1") == 0
     note, _, printed = capsys.readouterr().out.splitlines()
     assert note == "note: no method of this run reads --asa.tau, --pgd.radius"

@@ -129,7 +129,7 @@ def test_the_best_on_dev_is_chosen_and_nothing_but_dev_is_scored(
         assert float(row["dev"]) == pytest.approx(sum(ends[folder]["dev_accuracy"] for folder in folders) / 2)
     best = max(rows[1:], key=lambda row: float(row["dev"]))
     chosen = yaml.safe_load((out / "best.yaml").read_text())
-    assert chosen["colours"].keys() == {"freelb"}
+    assert chosen["colours"].keys() == {"freelb", "recipes"}
     assert settings_of(chosen["colours"]) == best["settings"]
     printed = capsys.readouterr().out
     assert re.search(r"^colours vanilla: dev accuracy 0\.\d{4}, nothing searched$", printed, re.MULTILINE)
@@ -165,6 +165,7 @@ def test_what_is_chosen_is_taken_by_a_run_with_what_its_method_was_given(given: 
     chosen = next(row["trial"] for row in rows_of(tmp_path / "runs") if row["settings"] == settings_of(best))
     assert freelb.config.freelb == tried[int(chosen)]
     assert masks.config.random_mask.share == 0.3
+    assert (best["recipes"], freelb.config.recipes) == (False, False)  # or a preset's settings would come under them
 
 
 def settings_of(best: dict[str, Any]) -> str:
@@ -327,6 +328,13 @@ def test_a_method_that_is_tried_less_than_the_others_is_told(given: Given, capsy
     assert "r_drop: no range in search, so one trial, not 3; set --search" in printed
     assert "freelb: no range" not in printed
     assert "vanilla: no range" not in printed
+
+
+def test_trials_that_are_alike_are_told(given: Given) -> None:
+    changes = {"methods": ["freelb"], "search": {"freelb.passes": [2, 3]}}
+    assert list(unsearched(config_of(given, **changes, trials=3))) == []
+    (told,) = unsearched(config_of(given, **changes, trials=6))
+    assert told.startswith("freelb: of its 5 trials beside the first 2 differ; widen its ranges")
 
 
 def test_a_method_from_outside_beside_a_searched_group_is_told(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,6 +239,47 @@ def test_rules_on_weight_decay_meet_the_models_own_names(method: str, tmp_path: 
     assert {id(p) for p in decayed} == {id(p) for p in matrices}
 
 
+def test_a_part_that_is_called_adversary_is_trained_beside_ours(tmp_path: Path) -> None:
+    class Domains(BertForSequenceClassification):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.adversary = nn.Linear(config.hidden_size, config.num_labels)
+            self.adversary_ = nn.Parameter(torch.zeros(config.num_labels))
+            self.post_init()
+
+        def forward(  # type: ignore[override]
+            self, input_ids: Any, attention_mask: Any, token_type_ids: Any, labels: Any = None
+        ) -> Any:
+            out: Any = super().forward(input_ids, attention_mask, token_type_ids, output_hidden_states=True)
+            out.logits = out.logits + self.adversary(out.hidden_states[-1][:, 0]) + self.adversary_
+            out.loss = None if labels is None else nn.functional.cross_entropy(out.logits, labels)
+            out.hidden_states = None
+            return out
+
+    model = Domains(tiny_bert("classification").config)
+    trainer = build(tmp_path, model=model, kind="classification")
+    before, ours = weights(model), weights(trainer.adversary)
+    trainer.train()
+    after = weights(model)
+    moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert {"adversary.weight", "adversary.bias", "adversary_", "classifier.weight"} <= moved
+    assert any(not torch.equal(tensor, ours[name]) for name, tensor in weights(trainer.adversary).items())
+
+
+def test_an_optimizer_that_goes_by_the_size_of_gradients_is_told(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    def told(method: str, reversal: float = 1e-4, **changes: Any) -> list[str]:
+        recwarn.clear()
+        options = MethodsConfig(asa=ASAConfig(reversal=reversal))
+        build(tmp_path, method, args=arguments(tmp_path, **changes), options=options).train()
+        return [str(warning.message) for warning in recwarn if "learns more slowly" in str(warning.message)]
+
+    assert told("asa", adam_epsilon=1e-6)[0].startswith("eps = 1e-06 with asa.reversal = 0.0001, a factor of")
+    assert told("asa", optim="sgd")[0].startswith("an optimizer that goes by the size of gradients with asa.reversal")
+    assert told("asa", adam_epsilon=1e-8) == told("asa", 1, adam_epsilon=1e-6) == told("freelb", optim="sgd") == []
+
+
 def test_a_model_whose_outputs_have_no_names(tmp_path: Path) -> None:
     model = tiny_bert("classification")
     model.config.return_dict = False
@@ -283,6 +324,8 @@ def test_models(model: Any, kind: Any, message: str, tmp_path: Path) -> None:
         ({"model": "bert-base-uncased"}, "str is no PreTrainedModel"),
         ({"options": ASAConfig()}, r"ASAConfig is no MethodsConfig; .*MethodsConfig\(asa=ASAConfig\(\)\)"),
         ({"options": {"asa": {}}}, "dict is no MethodsConfig"),
+        ({"args": {"output_dir": "x"}}, r"dict is no TrainingArguments; give one, as args=TrainingArguments\(DIR\)"),
+        ({"method": ["asa"]}, r"method \['asa'\] is unknown; set method= to one of"),
     ],
 )
 def test_what_is_of_another_class(given: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain import masking
-from pretrain.masking import SPAN_MOST, MaskedRows, Rule, Special, mask_rows
+from pretrain.masking import SPAN_MOST, MaskedRows, Rule, Special, Words, mask_rows
 
 SPECIAL = Special(pad=0, cls=2, sep=3, mask=4, vocab=1000)
 STARTS_V = np.arange(SPECIAL.vocab) % 3 != 1  # a third of the ids continue a word
-TOKEN, WORD = Rule(SPECIAL, 0.15), Rule(SPECIAL, 0.15, STARTS_V)
-SPAN = Rule(SPECIAL, 0.15, STARTS_V, spans=True)
+ENDS_V = np.arange(SPECIAL.vocab) % 11 == 5
+WORDS = Words(STARTS_V, ENDS_V)
+TOKEN, WORD = Rule(SPECIAL, 0.15), Rule(SPECIAL, 0.15, WORDS)
+SPAN = Rule(SPECIAL, 0.15, WORDS, spans=True)
 RULES = {"token": TOKEN, "word": WORD, "span": SPAN}
 
 
@@ -35,9 +37,10 @@ def units(ids_L: np.ndarray) -> list[list[int]]:
             inside = False
         elif STARTS_V[token] or not inside:
             found.append([place])
-            inside = True
+            inside = not ENDS_V[token]
         else:
             found[-1].append(place)
+            inside = not ENDS_V[token]
     return found
 
 
@@ -53,7 +56,7 @@ def test_every_row_predicts_its_share_and_special_tokens_never(
     length: int, padding: int, documents: int, share: float, kind: str, seed: int
 ) -> None:
     ids_GL = rows(5, length, padding, documents)
-    rule = Rule(SPECIAL, share, RULES[kind].starts_V, RULES[kind].spans)
+    rule = Rule(SPECIAL, share, RULES[kind].words, RULES[kind].spans)
     masked = mask_rows(ids_GL, rule, np.random.default_rng(seed))
     special_GL = np.isin(ids_GL, [SPECIAL.pad, SPECIAL.cls, SPECIAL.sep, SPECIAL.mask])
     wanted = max(1, np.rint(share * (length - padding - 2)))
@@ -98,7 +101,7 @@ def test_spans_are_runs_of_words_that_cross_no_special_token() -> None:
     ids_GL = np.random.default_rng(1).choice(np.flatnonzero(STARTS_V[5:]) + 5, (400, 200)).astype(np.uint16)
     ids_GL[:, 0], ids_GL[:, -1], ids_GL[:, 90] = SPECIAL.cls, SPECIAL.sep, SPECIAL.sep
     # Few tokens a row, so that two spans seldom touch and a run is a span.
-    masked = mask_rows(ids_GL, Rule(SPECIAL, 0.02, STARTS_V, spans=True), np.random.default_rng(2))
+    masked = mask_rows(ids_GL, Rule(SPECIAL, 0.02, WORDS, spans=True), np.random.default_rng(2))
     runs = [len(run) for chosen in masked.chosen_RL for run in "".join(map(str, chosen.astype(int))).split("0") if run]
     assert masked.chosen_RL[:, 90].sum() == 0
     assert max(runs) <= SPAN_MOST
@@ -144,6 +147,8 @@ def test_wanted_rows_are_masked_as_they_are_among_all(kind: str) -> None:
 def test_masks_are_those_of_every_earlier_version(kind: str, sha256: str) -> None:
     """Figures in the lab log and runs that are resumed rest on it; those of spans are younger, with the
     lengths of SpanBERT's program."""
-    masked = mask_rows(rows(64, 128, padding=9), RULES[kind], np.random.Generator(np.random.Philox(6)))
+    words = None if kind == "token" else Words(STARTS_V, np.zeros_like(ENDS_V))  # WordPiece's
+    rule = Rule(SPECIAL, 0.15, words, spans=kind == "span")
+    masked = mask_rows(rows(64, 128, padding=9), rule, np.random.Generator(np.random.Philox(6)))
     content = masked.ids_RL.astype("<i8").tobytes() + masked.chosen_RL.tobytes()
     assert hashlib.sha256(content).hexdigest()[:16] == sha256

@@ -8,10 +8,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from asa.errors import RequestError
-from pretrain.words import word_starts
+from pretrain.words import words_of
 
-SENTENCE = "rivers, longriver unlong: river's"
-TEXT = ["unbelievable rivers, unbelievably long: the river's unbelief"] * 3
+SENTENCE = "rivers, (longriver)\nunlong:river unlong-the river's"
+WORDS = ["rivers", ",", "(", "longriver", ")", "unlong", ":", "river", "unlong", "-", "the", "river"]
+TEXT = ["unbelievable rivers, unbelievably long: the river's unbelief (un)\nun-the"] * 3
 
 
 def save(folder: Path, tokenizer: Tokenizer, trainer: trainers.Trainer) -> Path:
@@ -42,15 +43,17 @@ def sentencepiece(folder: Path) -> Path:
 def test_words_begin_where_the_text_has_them(make: Callable[[Path], Path], tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(make(tmp_path) / "tokenizer.json"))
     encoding = tokenizer.encode(SENTENCE)
-    starts_V = word_starts(tmp_path, tokenizer.get_vocab_size())
+    starts_V, ends_V = words_of(tmp_path, tokenizer.get_vocab_size())
     words: list[str] = []
+    ended = True
     for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
         piece = SENTENCE[start:stop].strip()
-        if starts_V[index]:
+        if starts_V[index] or ended:
             words.append(piece)
         else:
             words[-1] += piece
-    assert [word for word in words if word][:5] == ["rivers", ",", "longriver", "unlong", ":"]
+        ended = ends_V[index]
+    assert [word for word in words if word][: len(WORDS)] == WORDS
     assert len(encoding.ids) > len(words), "some word must be in pieces for this to say anything"
 
 
@@ -58,4 +61,4 @@ def test_a_vocabulary_without_marks_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(RequestError, match="--masking token"):
-        word_starts(save(tmp_path, tokenizer, trainers.BpeTrainer(vocab_size=60, show_progress=False)), 60)
+        words_of(save(tmp_path, tokenizer, trainers.BpeTrainer(vocab_size=60, show_progress=False)), 60)
