@@ -13,6 +13,7 @@ from data_prep.figures import Arguments
 from data_prep.languages import CODES
 
 _MONTHS = {key: name for n, name in enumerate(calendar.month_name) if n for key in (str(n), name[:3].lower())}
+_YEAR = re.compile(r"(?<!\d)\d{3,4}$")
 _NAMED = re.compile(r"\s*+([\w-][\w -]{0,29}?)\s*+=")
 
 
@@ -98,6 +99,11 @@ def _joined(sign: str) -> Callable[[Arguments], str]:
     return lambda arguments: sign.join(arguments[0])
 
 
+def _linked_up(arguments: Arguments) -> str:
+    """{{linktext|ice| |cream}}: the arguments one after the other; a blank one is a space."""
+    return "".join(part or " " for part in arguments[0]).strip() or HOLE
+
+
 def _between(before: str, after: str) -> Callable[[Arguments], str]:
     """Shows the first argument between two strings."""
     return lambda arguments: before + arguments[0][0] + after if arguments[0] else HOLE
@@ -123,9 +129,10 @@ def _local(arguments: Arguments) -> str:
 
 
 def _date(arguments: Arguments) -> str:
-    """French {{date|12|février|1990|en musique}}: what comes after the year, or after a whole date, only sorts."""
+    """French {{date|12|février|1990|en musique}}: what comes after the year only sorts."""
     parts = arguments[0]
-    return " ".join(filter(None, parts[:1] if parts and " " in parts[0] else parts[:3]))
+    end = next((place + 1 for place, part in enumerate(parts[:4]) if _YEAR.search(part)), 3)
+    return " ".join(filter(None, parts[:end]))
 
 
 def _ordinal(word: str) -> Callable[[Arguments], str]:
@@ -198,7 +205,7 @@ _SHOWN = {
     **_table(_fixed(figures.MINUS), "minus"),
     **_table(_joined("\u2013"), "dash year"),
     **_table(_joined(" "), "число, tmp"),
-    **_table(_joined(""), "sic, linktext"),
+    **_table(_linked_up, "sic, linktext"),
     **_table(_date, "date, date-"),
     **_table(_hours, "heure"),
     **_table(figures.measure, "convert, cvt"),

@@ -56,11 +56,14 @@ _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z]\w{1,30});")
 _INVISIBLE = re.compile(
     "[\u200b\u200e\u200f\u2028\u2029\u2060\ufeff\u00ad\ufffd\x00\x03-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]"
 )
-_VARIANT = re.compile(r"-\{(?:\s*+((?:(?:[A-Z-]|zh(?:-\w+)?)(?:;|(?=\s*\|)))*)\s*\|)?([^{}]*)\}-")
-_SHOWN_FLAGS = ("", "R", "A", "zh-hans", "zh-hant", "zh-cn", "zh-tw")
+_VARIANT = re.compile(r"-\{(?:([^{}|:\[\n]*+)\|)?([^{}]*)\}-")
+_TEMPLATE_IN_VARIANT = re.compile(r"(?<=-\{)(?=\{\{(?!\{))|(?<=(?<!\})\}\})(?=\}-)")
+_HIDING_FLAGS = frozenset("HTDN-+")  # such a piece declares words for others and shows none
+_SHOWN_VARIANTS = frozenset(("zh", "zh-hans", "zh-hant", "zh-cn", "zh-tw"))
 _IN_A_NAME = re.compile(r"[A-Za-z0-9)\]]")  # of a chemical: 2-{4-[bis]phenyl}-N
-_HAN = re.compile("[\u3400-\u9fff]")
+_CHINESE = re.compile(r"[\u3400-\u9fff]|\bzh(?:-\w+)?\s*:")
 _HEADING = re.compile(r"^=[^\n]*", re.MULTILINE)
+_BLANKS = " \t"
 _BREAK = re.compile(r"<br\b[^<>]*>", re.IGNORECASE)
 # An opening tag that a comment holds does not end the search for a closing one; what only shows a comment is none.
 _COMMENT = re.compile(
@@ -87,7 +90,7 @@ def plain_text(wikitext: str, silent: frozenset[str] = languages.SILENT) -> str:
         text = _COMMENT.sub(_harmless, text)
     text = _SKIPPED.sub(_skip, text)
     if "-{" in text:
-        text = _VARIANT.sub(_variant, text)
+        text = _TEMPLATE_IN_VARIANT.sub(HOLE, _VARIANT.sub(_variant, text))
     if "nclude>" in text:
         text = _INCLUDE.sub("", text)  # before the search for tables, which begin a line
     text = resolve(text, silent, templates.prose)
@@ -127,10 +130,11 @@ _LITERAL = {ord(sign): f"&#{ord(sign)};" for sign in "[]{}|*#:;='"}
 
 def _variant(match: re.Match[str]) -> str:
     """-{zh-hans:A;zh-hant:B}- shows one script's form; -{H|...}- and the like only declare."""
-    flag, body = match[1], match[2]
-    if _IN_A_NAME.match(match.string, match.start() - 1) and not _HAN.search(body):
+    flags, body = {flag.strip() for flag in (match[1] or "").split(";")}, match[2]
+    if body and _IN_A_NAME.match(match.string, match.start() - 1) and not _CHINESE.search(body):
         return match[0]
-    if flag and flag not in _SHOWN_FLAGS:
+    variants = {flag for flag in flags if flag.startswith("zh")}
+    if flags & _HIDING_FLAGS or (variants and not variants & _SHOWN_VARIANTS):
         return ""
     forms = [form.partition(":") for form in body.split(";") if ":" in form]
     named = {name.strip(): shown.strip() for name, _, shown in forms if name.strip().startswith(("zh", "sr"))}
@@ -146,7 +150,7 @@ def _line_break(match: re.Match[str]) -> str:
 
 
 def _one_line(heading: re.Match[str]) -> str:
-    return _BREAK.sub(" ", heading[0]) if heading[0].rstrip().endswith("=") else heading[0]
+    return _BREAK.sub(" ", heading[0]) if heading[0].rstrip(HOLE + _BLANKS).endswith("=") else heading[0]
 
 
 def _character(match: re.Match[str]) -> str:

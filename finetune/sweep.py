@@ -56,12 +56,8 @@ class Sweep:
         if trials is not None:
             self.tasks = {name: unscored(task) for name, task in self.tasks.items()}
         self.cells = cells_of(given, list(self.tasks.values()), trials)
-        notes = (
-            *_seen(config.models.values(), self.tasks.values()),
-            *_published(config, given),
-            *_of_adversary(config),
-        )
-        self.notes = list(dict.fromkeys(notes))
+        notes = [*_seen(config.models.values(), self.tasks.values()), *_published(config, given), *_fresh(config)]
+        self.notes = list(dict.fromkeys((*notes, *_slow(self.cells))))
         self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
         # One of another request is refused before anything is trained.
         self.finished = [cell for cell in self.cells if is_finished(cell, self.facts[cell.run])]
@@ -214,16 +210,22 @@ def _published(config: FinetuneConfig, given: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def _of_adversary(config: FinetuneConfig) -> Iterator[str]:
-    """A line for the models without an exported adversary, where such are asked for, and one for an optimizer that
-    slows adversaries down."""
+def _fresh(config: FinetuneConfig) -> Iterator[str]:
+    """A line for the models without an exported adversary, where such are asked for."""
     methods = [method for method in config.methods if METHODS[method](config).uses_adversary]
     without = [name for name, folder in config.models.items() if not (folder / ADVERSARY_FILE).is_file()]
     if config.adversary == "exported" and methods and without:
         models = ", ".join(without)
         yield f"--adversary exported: no {ADVERSARY_FILE} in {models}, where those of {', '.join(methods)} are fresh"
-    if methods and (told := slow_adversary(config.optim.eps, config.asa.reversal)):
-        yield f"{', '.join(methods)}: {told}; set --optim.eps or --asa.reversal"
+
+
+def _slow(cells: Iterable[Cell]) -> Iterator[str]:
+    """A line for each method whose adversary the optimizer slows down, on each task that has its own settings."""
+    for cell in cells:
+        config, method = cell.config, cell.run.method
+        told = slow_adversary(config.optim.eps, config.asa.reversal)
+        if told and METHODS[method](config).uses_adversary:
+            yield f"{method}: {told}; set --optim.eps or --asa.reversal"
 
 
 def tasks_of(config: FinetuneConfig) -> dict[str, Task]:

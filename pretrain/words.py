@@ -1,7 +1,7 @@
 """Which ids of a vocabulary begin a word, and which end one, read off the marks that its tokenizer writes.
 
-WordPiece marks what continues a word (##ing), byte-level BPE and SentencePiece what begins one (Ġthe, ▁the). Signs of
-punctuation and new lines are words of their own in all of them, and what follows them begins the next.
+WordPiece marks what continues a word (##ing), byte-level BPE and SentencePiece what begins one (Ġthe, ▁the). ASCII
+signs of punctuation and new lines are words of their own in all of them, and what follows them begins the next.
 """
 
 import json

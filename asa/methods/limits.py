@@ -54,7 +54,7 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
 def slow_adversary(eps: float, reversal: float) -> str | None:
     """What is to be told of an optimizer whose `eps` is not small beside the adversary's gradients: Adam goes by their
     size then. None where it is small."""
-    if eps <= SLOWING * reversal:
+    if reversal >= 1 or eps <= SLOWING * reversal:
         return None
     size = f"eps = {eps:g}" if eps < math.inf else "an optimizer that goes by the size of gradients"
     return f"{size} with asa.reversal = {reversal:g}, a factor of the adversary's gradients: it learns more slowly"

@@ -6,13 +6,13 @@ the release, both predictions carry gradient. For a regression the divergence is
 
 from typing import Literal
 
-from pydantic import model_validator
 from torch import Tensor
 
 from asa import perturb
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine
+from asa.errors import RequestError
 from asa.methods.ball import Dropout, Size, dropout, room
 from asa.methods.base import At, Stateless, learn
 from asa.methods.smoothness import Weight, learned
@@ -32,17 +32,16 @@ class R3FConfig:
     dropout: Dropout = "independent"
     """The two passes draw their own dropout masks, as released, which then are most of the divergence; or share one."""
 
-    @model_validator(mode="after")
-    def _differs(self) -> "R3FConfig":
-        if self.weight and not self.noise and self.dropout == "shared":
-            raise ValueError("with noise 0 and dropout shared both passes are one; set noise above 0")
-        return self
-
 
 class R3F(Stateless):
     """Two forwards, one backward."""
 
     def __init__(self, options: R3FConfig) -> None:
+        if options.weight and not options.noise and options.dropout == "shared":
+            raise RequestError(
+                "with r3f.noise 0 and r3f.dropout shared both passes are one; set --r3f.noise above 0, or"
+                " --r3f.dropout independent"
+            )
         self.options = options
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:

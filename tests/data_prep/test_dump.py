@@ -116,14 +116,17 @@ def test_a_truncated_dump_is_found_before_the_work(
 
 @pytest.mark.parametrize("last", [False, True])
 def test_a_stream_whose_block_is_not_found_is_no_whole_dump(dumps: dict[str, Path], last: bool, tmp_path: Path) -> None:
-    """The sign that its one block begins with is damaged: the next sign is another stream's."""
-    content = bytearray(dumps["m.xml.bz2"].read_bytes())
-    begins = [place for place in range(len(content)) if content[place : place + 4] == b"BZh1"]
-    assert len(begins) > 3, "a dump of many streams"
-    content[begins[-1 if last else len(begins) // 2] + 5] ^= 1
+    """The sign that its one block begins with is damaged: the next sign is another stream's. Streams end between pages,
+    as in multistream dumps, so that no page is cut."""
+    head, *pages_ = dumps["w.xml"].read_bytes().split(b"<page>")
+    parts = [head, *(b"<page>" + b"<page>".join(pages_[start : start + 4]) for start in range(0, len(pages_), 4))]
+    streams = [bz2.compress(part, 1) for part in parts]
+    damaged = -1 if last else len(streams) // 2
+    content = bytearray(b"".join(streams))
+    content[sum(map(len, streams[:damaged])) + 5] ^= 1
     path = tmp_path / "m.xml.bz2"
     path.write_bytes(content)
-    with pytest.raises(WorkError, match="truncated or damaged"):
+    with pytest.raises(WorkError, match=r"truncated or damaged \(the bzip2 stream after byte [\d,]+ has no block"):
         all_pages(path)
 
 

@@ -77,13 +77,19 @@ PIECES = (
         ("-{zh-hans:联邦州; zh-hant:邦}-之一-{H|zh-cn:a;zh-tw:b}-和-{C}-", "联邦州之一和C"),
         (
             "他是-{[[乾隆帝|乾隆]]}-的\uff0c-{zh-cn:[[西班牙|A]];zh-tw:[[西班牙]]}-\uff0c-{zh-hans;zh-hant|甲}-很好",
-            "他是乾隆的\uff0cA\uff0c很好",
+            "他是乾隆的\uff0cA\uff0c甲很好",
         ),
         (
             "[[蘋果公司]]-{zh-cn:手机;zh-tw:手機}-\uff0cDVD-{A|zh-cn:光盘;zh-tw:光碟}-\uff0c第3-{只}-",
             "蘋果公司手机\uff0cDVD光盘\uff0c第3只",
         ),
         ("-{zh-hans:{{lang|en|x}};zh-hant:y}-很好-{-|zh:c}-", "x很好"),
+        ("-{{{lang|ja|甲}}}-好-{zh-hant:y;zh-hans:{{lang|en|x}}}-乙{{nowrap|q-{{nowrap|z}}}}-w", "甲好x乙q-z-w"),
+        (
+            "Windows-{zh-cn:XP;zh-tw:XP}-系,DVD-{}-机中-{sr-ec|a}--{+|zh:c}--{zh-hk|d}--{zh-hk;zh-hans|e}-",
+            "WindowsXP系,DVD机中ae",
+        ),
+        ("== A<br>B == <!-- c -->\ntext\n== C<br>D ==<ref>e</ref>\nf", "A B\n\ntext\n\nC D\n\nf"),
         ("باريس ({{lang-fr|Paris}}، {{IPA|fr|x}}) عاصمة <ref>x</ref>، و", "باريس (Paris) عاصمة، و"),
         ("== Geschichte<br />der Stadt ==\na<br>b\n== See also<br> ==\n* c", "Geschichte der Stadt\n\na\nb"),
         ("See [[:File:x.png|the map]], [[:Category:Rivers|rivers]] or [[:File:y.png]].", "See the map, rivers or."),
@@ -159,6 +165,8 @@ def test_a_title_with_a_colon_is_no_link_to_another_language(markup: str, expect
         ("né le {{date|12|février|1990|en musique}}, {{date|2 mai 2020|en art}}", "né le 12 février 1990, 2 mai 2020"),
         ("en {{esd|100 km}} al{{esd}}x, {{1er|champion}} le {{1er}} mai", "en 100 km al x, 1er champion le 1er mai"),
         ("{{linktext|漢|字}} {{sic|hel|o}} {{font color|white|blue|c}} {{resize|d}}", "漢字 helo c d"),
+        ("the word {{sic}}; next {{linktext|internal| |combustion}}", "the word; next internal combustion"),
+        ("{{date|lundi|12|février|1990}}, {{date|12 mai|1990|en art}}", "lundi 12 février 1990, 12 mai 1990"),
     ],
 )
 def test_a_template_shows_the_words_a_reader_sees(markup: str, expected: str) -> None:

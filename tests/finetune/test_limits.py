@@ -119,8 +119,10 @@ def test_a_precision_of_none_is_named() -> None:
 
 
 def test_an_r3f_of_one_pass_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="noise 0 and dropout shared both passes are one; set noise above 0"):
-        R3FConfig(noise=0.0, dropout="shared")
+    options = MethodsConfig(r3f=R3FConfig(noise=0.0, dropout="shared"))
+    with refused("with r3f.noise 0 and r3f.dropout shared both passes are one; set --r3f.noise above 0, or"):
+        limits.check("r3f", options, "fp32", 0)
+    limits.check("vanilla", options, "fp32", 0)  # which does not read them
 
 
 def test_yopo_is_refused_under_zero_3_by_both_stages() -> None:

@@ -277,6 +277,7 @@ def test_an_optimizer_that_goes_by_the_size_of_gradients_is_told(
 
     assert told("asa", adam_epsilon=1e-6)[0].startswith("eps = 1e-06 with asa.reversal = 0.0001, a factor of")
     assert told("asa", optim="sgd")[0].startswith("an optimizer that goes by the size of gradients with asa.reversal")
+    assert told("asa", optim="sgd", reversal=1) == []  # as the line says
     assert told("asa", adam_epsilon=1e-8) == told("asa", 1, adam_epsilon=1e-6) == told("freelb", optim="sgd") == []
 
 

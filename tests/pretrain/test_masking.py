@@ -93,6 +93,21 @@ def test_words_are_chosen_whole_but_for_one_that_fills_the_row_up() -> None:
     assert any(len(word) > 2 and chosen[word].all() for ids, chosen in pairs(ids_GL, masked) for word in units(ids))
 
 
+def test_a_word_ends_after_a_sign() -> None:
+    """Whatever comes then begins another, chosen or left by itself."""
+    sign, piece = (
+        next(n for n in range(5, 1000) if STARTS_V[n] and ENDS_V[n]),
+        next(n for n in range(5, 1000) if not STARTS_V[n] and not ENDS_V[n]),
+    )
+    ids_GL = np.full((200, 42), piece, dtype=np.uint16)
+    ids_GL[:, 1:-1:2] = sign
+    ids_GL[:, 0], ids_GL[:, -1] = SPECIAL.cls, SPECIAL.sep
+    masked = mask_rows(ids_GL, WORD, np.random.default_rng(6))
+    signs_RL, pieces_RL = masked.chosen_RL[:, 1:-1:2], masked.chosen_RL[:, 2:-1:2]
+    assert (signs_RL & ~pieces_RL).sum() > 200
+    assert (~signs_RL & pieces_RL).sum() > 200
+
+
 def pairs(ids_GL: np.ndarray, masked: MaskedRows) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(ids_GL, masked.chosen_RL, strict=True))
 

@@ -368,6 +368,15 @@ def test_a_model_that_is_a_link_to_itself_is_told_in_a_line(request_: PretrainCo
     assert "give a Hugging Face model folder by --model" in refused(replace(request_, model=tmp_path / "loop"))
 
 
+def test_an_optimizer_that_slows_the_adversary_down_is_told(
+    request_: PretrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for eps, told in ((1e-6, True), (1e-8, False)):
+        asked = replace(request_, method="asa", optim=replace(request_.optim, eps=eps))
+        build(asked, torch.device("cpu")).engine.close()
+        assert ("note: eps = 1e-06 with asa.reversal = 0.0001, a factor of the" in capsys.readouterr().out) == told
+
+
 def test_a_flag_of_another_method_is_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--data", str(tmp_path / "none"), "--model", str(model), "--out", str(tmp_path / "out")]
     with pytest.raises(RequestError, match="none"):
