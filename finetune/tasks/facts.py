@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from finetune.metrics import OUTSIDE
 from finetune.tasks.batches import Encoded
 from finetune.tasks.split import repeated
 from finetune.tasks.task import Choices, Kind, Split, Task, Text, scored
@@ -34,6 +35,8 @@ def told(task: Task) -> str:
     trained = task.facts.get("classes", {}).get("train", {})
     if untrained := [name for name, count in trained.items() if not count]:
         notes.append(f"labels of no training row: {', '.join(untrained)}")
+    if blind := _blind(task):
+        notes.append(blind)
     if alike := [f"{first} and {other}" for first, other in _alike(task.labels)]:
         more = f" and {len(alike) - PAIRS} more" if len(alike) > PAIRS else ""
         notes.append(f"classes that look like spellings of one (--task.spellings): {', '.join(alike[:PAIRS])}{more}")
@@ -44,6 +47,24 @@ def told(task: Task) -> str:
     if task.kind == "token" and task.metrics[0] == "accuracy":
         notes.append("its labels are scored by accuracy, word by word")
     return "; ".join([f"{task.name}: {rows}", *notes])
+
+
+def _blind(task: Task) -> str | None:
+    """What is told where no epoch can be better than another by the score that chooses."""
+    counts = task.facts.get("classes", {})
+    found = [name for name, count in counts.get("dev", {}).items() if count]
+    metric = task.metrics[0]
+    if "train" not in counts or not found:
+        return None
+    positive = task.labels[-1]  # of f1, which is of two classes
+    same = (
+        (metric == "f1" and positive not in found)
+        or (metric == "matthews" and len(found) == 1)
+        or (metric == "entity_f1" and found == [OUTSIDE])
+    )
+    return (
+        f"the rows that choose are all of class {found[0]}, by which {metric} is 0 whatever is learnt" if same else None
+    )
 
 
 def _alike(names: Sequence[str]) -> Iterator[tuple[str, str]]:

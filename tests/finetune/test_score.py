@@ -418,6 +418,12 @@ def test_classes_find_their_counterpart(
             "map.same = 'no' is none of entailment, neutral, contradiction; set --map",
         ),
         (["same", "other"], NLI, {}, r"it has 2 classes \(same, other\), the task 3 \(.*\); leave the task out"),
+        (
+            ["x", "y", "z"],
+            ["x", "y"],
+            {},
+            "set --map.z, which counts it as another, or, where its rows merely lack it, --task.labels x,y,z",
+        ),
         (["entailment", "neutral", "x"], NLI, {"x": "neutral"}, "it never predicts 'contradiction'"),
         (["entailment", "not_entailment", "x"], NLI, {}, "set --map.not_entailment"),
         (NLI, NLI, {"neutrl": "neutral"}, "map.neutrl: it has the classes"),

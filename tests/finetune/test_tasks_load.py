@@ -208,6 +208,27 @@ def test_a_null_text_of_a_labelled_row_is_one_that_is_not_there(tmp_path: Path) 
         task(test=[path], submit=[unlabelled], broken="mend")  # whose rows all have an answer
 
 
+@pytest.mark.parametrize(
+    ("metrics", "dev", "blind"),
+    [
+        (["f1"], [0, 0], "the rows that choose are all of class 0, by which f1 is 0 whatever is learnt"),
+        (["f1"], [1, 1], None),
+        (["matthews", "f1"], [1, 1], "all of class 1, by which matthews is 0"),
+        (["accuracy", "f1"], [0, 0], None),
+        (["matthews"], [0, 1], None),
+    ],
+)
+def test_rows_by_which_no_epoch_can_be_chosen_are_told(
+    metrics: list[str], dev: list[int], blind: str | None, tmp_path: Path
+) -> None:
+    rows = [{"text": word, "label": n % 2} for n, word in enumerate(["u", "v", "w", "x"])]
+    few = [{"text": f"d{n}", "label": label} for n, label in enumerate(dev)]
+    files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "test")}
+    files["dev"] = [write(tmp_path / "dev.jsonl", few)]
+    line = told(task(**files, labels=["0", "1"], metrics=metrics))
+    assert "whatever is learnt" not in line if blind is None else blind in line
+
+
 def test_a_label_that_no_training_row_has_is_told(tmp_path: Path) -> None:
     """Its score is the untrained head's."""
     rows = [{"text": word, "label": n % 2} for n, word in enumerate(["u", "v", "w", "x"])]
@@ -838,6 +859,7 @@ def test_a_part_of_a_published_set_is_told(table: Path) -> None:
         "hellaswag": "hellaswag_val_text",
         "paws-wiki": "paws_wiki_final",
         "paws-qqp": "paws_qqp_677",
+        "hans": "hans",
     }.items():
         assert {str(source.at) for source in specs.named(name).sources if source.keys.get("partial")} == {place}
 
