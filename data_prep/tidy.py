@@ -20,8 +20,9 @@ _QUOTES = re.compile(r"'{2,}")
 _HOLES = re.compile(f"{HOLE}[{HOLE} \t\u00a0]+")
 _BLANK = " \t\u00a0"
 _OPENING, _CLOSING = ("(", "[", "\uff08"), (")", "]", "\uff09")
-_SEPARATORS = " \t\u00a0,;:/\u2013\u3001\uff0c\uff1b\uff1a\u060c\u061b"
-_STOPS = (",", ".", ";", ":", "\n", "\u3001", "\u3002", "\uff0c", "\u060c", "\u061b")
+_COMMAS = ",;:\u3001\uff0c\u060c\u061b"  # and the like, of which none stays before another
+_SEPARATORS = _BLANK + _COMMAS + "/\u2013\uff1b\uff1a"
+_STOPS = (*_COMMAS, ".", "\u3002", "\n")
 # All that stands between two dropped pieces in brackets: ({{IPA|a}} or {{IPA|b}}).
 _BETWEEN = {"or", "and", ",", ";", "/", "und", "oder", "et", "ou", "y", "o", "e", "\u0438", "\u0438\u043b\u0438"}
 
@@ -52,7 +53,7 @@ def _closed_up(left: str, right: str) -> tuple[str, str]:
             return before[:-1].rstrip(_BLANK), after[1:]
         return before, after
     if after.startswith(_STOPS):
-        before = before.rstrip(",;:\u3001\uff0c\u060c\u061b") if after[0] != "\n" else before
+        before = before.rstrip(_COMMAS) if after[0] != "\n" else before
         if before.endswith(".") and after[0] == "." and after[1:2] != ".":
             after = after[1:]
     if before.endswith(_OPENING) or not after or after.startswith(_STOPS):

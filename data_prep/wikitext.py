@@ -9,7 +9,7 @@ import html
 import re
 
 from data_prep import figures, languages, templates, tidy
-from data_prep.brackets import APOSTROPHE, HOLE, resolve
+from data_prep.brackets import APOSTROPHE, HOLE, NOTHING, resolve
 
 _SKIPPED_TAGS = (
     "ref|references|math|chem|ce|gallery|timeline|score|imagemap|hiero|syntaxhighlight|source|pre|style|script|graph|"
@@ -63,7 +63,6 @@ _SHOWN_VARIANTS = frozenset(("zh", "zh-hans", "zh-hant", "zh-cn", "zh-tw"))
 _IN_A_NAME = re.compile(r"[A-Za-z0-9)\]]")  # of a chemical: 2-{4-[bis]phenyl}-N
 _CHINESE = re.compile(r"[\u3400-\u9fff]|\bzh(?:-\w+)?\s*:")
 _HEADING = re.compile(r"^=[^\n]*", re.MULTILINE)
-_BLANKS = " \t"
 _BREAK = re.compile(r"<br\b[^<>]*>", re.IGNORECASE)
 # An opening tag that a comment holds does not end the search for a closing one; what only shows a comment is none.
 _COMMENT = re.compile(
@@ -150,7 +149,7 @@ def _line_break(match: re.Match[str]) -> str:
 
 
 def _one_line(heading: re.Match[str]) -> str:
-    return _BREAK.sub(" ", heading[0]) if heading[0].rstrip(HOLE + _BLANKS).endswith("=") else heading[0]
+    return _BREAK.sub(" ", heading[0]) if heading[0].rstrip(NOTHING).endswith("=") else heading[0]
 
 
 def _character(match: re.Match[str]) -> str:

@@ -45,14 +45,11 @@ def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, st
             place = shifted.get(index, by_number.get(index) if place is None else place)
         if place is None:
             what = f"map.{name} = {asked!r}" if name in given else f"class {name!r} of {where}"
-            lacks = (
-                ""
-                if name in given or not set(ours) < set(theirs)
-                else (
-                    f", which counts it as another, or, where its rows merely lack it, --task.labels {','.join(theirs)}"
-                )
-            )
-            raise RequestError(f"{what} is none of {', '.join(ours)}; set --map.{name}{lacks}")
+            mend = f"set --map.{name}"
+            if name not in given and set(ours) < set(theirs):
+                names = ",".join(theirs)
+                mend += f", which counts it as another, or, where its rows merely lack it, --task.labels {names}"
+            raise RequestError(f"{what} is none of {', '.join(ours)}; {mend}")
         found.append(place)
     if lost := [name for index, name in enumerate(ours) if index not in found]:
         mend = "set --map for the others too, or leave the task out" if given else "leave the task out"

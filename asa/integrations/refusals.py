@@ -72,11 +72,9 @@ def tell_slow(trainer: "AdversarialTrainer") -> None:
     if trainer.adversary is None:
         return
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    eps = (
-        math.inf
-        if isinstance(optimizer, torch.optim.SGD | torch.optim.ASGD)
-        else optimizer.param_groups[0].get("eps", 0.0)
-    )
+    eps = optimizer.param_groups[0].get("eps", 0.0)
+    if isinstance(optimizer, torch.optim.SGD | torch.optim.ASGD):  # which divide by nothing
+        eps = math.inf
     if isinstance(eps, int | float) and (told := slow_adversary(eps, trainer.adversary.config.reversal)):
         mend = "set optim or adam_epsilon, or options=MethodsConfig(asa=ASAConfig(reversal=1))"
         warnings.warn(f"{told}; {mend}", stacklevel=3)
