@@ -10,7 +10,7 @@ from typing import Any
 from finetune.metrics import OUTSIDE
 from finetune.tasks.batches import Encoded
 from finetune.tasks.split import repeated
-from finetune.tasks.task import Choices, Kind, Split, Task, Text, scored
+from finetune.tasks.task import Choices, Kind, Label, Split, Task, Text, scored
 
 Counts = dict[str, int]
 PAIRS = 3  # of classes in a note; a column may have thousands
@@ -35,8 +35,7 @@ def told(task: Task) -> str:
     trained = task.facts.get("classes", {}).get("train", {})
     if untrained := [name for name, count in trained.items() if not count]:
         notes.append(f"labels of no training row: {', '.join(untrained)}")
-    if blind := _blind(task):
-        notes.append(blind)
+    notes += _blind(task)
     if alike := [f"{first} and {other}" for first, other in _alike(task.labels)]:
         more = f" and {len(alike) - PAIRS} more" if len(alike) > PAIRS else ""
         notes.append(f"classes that look like spellings of one (--task.spellings): {', '.join(alike[:PAIRS])}{more}")
@@ -49,22 +48,29 @@ def told(task: Task) -> str:
     return "; ".join([f"{task.name}: {rows}", *notes])
 
 
-def _blind(task: Task) -> str | None:
-    """What is told where no epoch can be better than another by the score that chooses."""
-    counts = task.facts.get("classes", {})
-    found = [name for name, count in counts.get("dev", {}).items() if count]
-    metric = task.metrics[0]
-    if "train" not in counts or not found:
-        return None
+def _blind(task: Task) -> Iterator[str]:
+    """What is told where the score that chooses is 0 whatever is learnt: no epoch or run is better."""
+    if "train" not in task.splits or task.kind == "choice":
+        return
+    for name, split in task.splits.items():
+        if name != "train" and (labels := split.labels) and (one := _only(labels, task)):
+            rows = "the rows that choose" if name == "dev" else f"the rows of {name}"
+            yield f"{rows} are all of {one}, by which {task.metrics[0]} is 0 whatever is learnt"
+
+
+def _only(labels: list[Label], task: Task) -> str | None:
+    """What all these labels are, where the score that chooses is 0 for it."""
+    if task.kind == "regression":
+        return f"the label {labels[0]:g}" if all(label == labels[0] for label in labels) else None
+    found = _found(labels)
+    metric, names = task.metrics[0], [task.labels[index] for index in found]
     positive = task.labels[-1]  # of f1, which is of two classes
     same = (
-        (metric == "f1" and positive not in found)
-        or (metric == "matthews" and len(found) == 1)
-        or (metric == "entity_f1" and found == [OUTSIDE])
+        (metric == "f1" and positive not in names)
+        or (metric == "matthews" and len(names) == 1)
+        or (metric == "entity_f1" and names == [OUTSIDE])
     )
-    return (
-        f"the rows that choose are all of class {found[0]}, by which {metric} is 0 whatever is learnt" if same else None
-    )
+    return f"class {names[0]}" if same else None
 
 
 def _alike(names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -124,9 +130,12 @@ def _blank(text: Text | Choices) -> bool:
 
 def _counted(split: Split, names: list[str]) -> dict[str, int]:
     """Rows of each class, words of kind token."""
-    labels = split.labels or []
-    found = Counter(index for label in labels for index in (label if isinstance(label, list) else [label]))
+    found = _found(split.labels or [])
     return {name: found[index] for index, name in enumerate(names)}
+
+
+def _found(labels: list[Label]) -> Counter[Any]:
+    return Counter(index for label in labels for index in (label if isinstance(label, list) else [label]))
 
 
 def content_sha256(

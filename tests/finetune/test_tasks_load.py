@@ -229,6 +229,16 @@ def test_rows_by_which_no_epoch_can_be_chosen_are_told(
     assert "whatever is learnt" not in line if blind is None else blind in line
 
 
+def test_numbers_that_are_all_one_are_told(tmp_path: Path) -> None:
+    """Their correlations are 0."""
+    rows = [{"text": word, "label": n / 2} for n, word in enumerate(["u", "v", "w", "x"])]
+    one = [{"text": f"d{n}", "label": 2.5} for n in range(3)]
+    files = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev")}
+    line = told(task(**files, test=[write(tmp_path / "test.jsonl", one)], kind="regression"))
+    assert line.endswith("; the rows of test are all of the label 2.5, by which pearson is 0 whatever is learnt")
+    assert "whatever" not in told(task(**files, test=files["dev"], kind="regression"))
+
+
 def test_a_label_that_no_training_row_has_is_told(tmp_path: Path) -> None:
     """Its score is the untrained head's."""
     rows = [{"text": word, "label": n % 2} for n, word in enumerate(["u", "v", "w", "x"])]
