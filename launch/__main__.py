@@ -30,8 +30,7 @@ def pretrain_(argv: list[str]) -> None:
 
     options, request, rest = read(ClusterOptions, PretrainConfig, argv, "python -m launch pretrain [--nproc N]")
     if options.slurm:
-        # The GPUs are elsewhere.
-        _check_pretraining(request, (options.nodes or 1) * (options.nproc or 1), cuda=True)
+        _check_pretraining(request, (options.nodes or 1) * (options.nproc or 1), slurm.has_gpus(options))
         slurm.submit(options, request.out, ["pretrain", *rest])
         return
     nodes = find_nodes(options, request.global_batch)

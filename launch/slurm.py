@@ -1,5 +1,6 @@
 """SLURM: a job that runs this launcher once on every machine, is stopped in time, and requeues itself."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,6 +13,13 @@ from asa.errors import RequestError, WorkError
 from launch.options import ClusterOptions
 
 TEMPLATE = Path(__file__).with_name("job.sbatch.j2")
+
+
+def has_gpus(options: ClusterOptions) -> bool:
+    """Whether the job asks for any, which are elsewhere: on as many processes, unless an option of sbatch, the last of
+    which counts, says that there are none."""
+    asked = [match[1] for line in options.sbatch if (match := re.fullmatch(r"--gpus-per-node[= ]\s*(\S+)", line))]
+    return not asked or asked[-1] != "0"
 
 
 def job(options: ClusterOptions, out: Path, command: list[str]) -> str:

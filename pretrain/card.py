@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from asa.methods import OURS, groups_read
+from pretrain.config import unread_by
 
 _HEADS = {
     "mlm": "---\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n\n"
@@ -61,8 +62,11 @@ def _method(settings: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     yield "method", method
     # One from outside may read all of them; what is given for it by name tells more than everybody's defaults.
     groups = groups_read(method) if method in OURS else ("outside",)
+    unread = unread_by(settings["objective"], method)
     for group in (*groups, *(["rtd"] if settings["objective"] == "rtd" else [])):
         for name, value in settings.get(group, {}).items():
+            if f"{group}.{name}" in unread:
+                continue
             yield f"{group}.{name}", Path(value).name if name == "generator" and value else value
 
 

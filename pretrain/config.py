@@ -14,7 +14,7 @@ from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.families import family
-from asa.methods import Method, MethodName, MethodsConfig, limits
+from asa.methods import OURS, Method, MethodName, MethodsConfig, limits
 from asa.optim import OptimConfig
 from asa.tokenizer import encoder_sha256, load_tokenizer, vocab_sha256
 from pretrain.masking import Masking
@@ -121,6 +121,15 @@ class ExportConfig:
     """Replace `out` where an export stands, and nothing else in it."""
 
 
+def unread_by(objective: str, method: str) -> set[str]:
+    """Groups and dotted names of settings that the method reads, if it is ours, and not with this objective: the other
+    one's, and those of losses of a kind that it does not have."""
+    others = {"rtd"} if objective == "mlm" else set[str]()
+    if method not in OURS:
+        return others
+    return others | {"asa.regression", "asa.token_mean" if objective == "mlm" else "asa.sentence"}
+
+
 def check(config: PretrainConfig, world: int, cuda: bool) -> None:
     """Refuse, before any model is built, what cannot run. Raises RequestError or WorkError."""
     limits.check_precision(config.precision, cuda)
@@ -147,12 +156,12 @@ def check(config: PretrainConfig, world: int, cuda: bool) -> None:
     _check_tokenizer(config, facts)  # another's has another number of ids as well
     hf.check_model(config.model, "--model", facts["length"], facts["vocab_size"])
     limits.check_depth(method, hf.read_config(config.model).num_hidden_layers)
-    if config.activation_checkpointing and not family(hf.read_config(config.model).model_type).recomputes:
-        raise RequestError(f"{config.model} knows no activation checkpointing; set --activation_checkpointing false")
+    _check_recomputes(config, config.model)
     if config.masking != "token":
         words_of(config.data / "tokenizer", facts["vocab_size"])
     if config.objective == "rtd" and config.rtd.generator is not None:
         _check_generator(config.rtd.generator, config.model, facts)
+        _check_recomputes(config, config.rtd.generator)
 
 
 def _check_out(config: PretrainConfig) -> None:
@@ -180,6 +189,11 @@ def _check_generator(folder: Path, model: Path, facts: dict[str, Any]) -> None:
     if vocab_sha256(load_tokenizer(folder, "--rtd.generator")) != facts["tokenizer_sha256"]:
         raise RequestError(f"the generator {folder} has another vocabulary than {model}; set --rtd.generator")
     rtd.check_pair(hf.read_config(model), hf.read_config(folder))
+
+
+def _check_recomputes(config: PretrainConfig, folder: Path) -> None:
+    if config.activation_checkpointing and not family(hf.read_config(folder).model_type).recomputes:
+        raise RequestError(f"{folder} knows no activation checkpointing; set --activation_checkpointing false")
 
 
 def _check_tokenizer(config: PretrainConfig, facts: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ import torch
 import cli
 from asa import dist
 from asa.errors import RequestError, WorkError
-from asa.methods import flags_unread
-from pretrain.config import PretrainConfig, check
+from asa.methods import flags_of, flags_unread
+from pretrain.config import PretrainConfig, check, unread_by
 
 NEVER = timedelta(days=365)
 
@@ -26,6 +26,9 @@ def run(argv: list[str]) -> None:
     cuda = torch.cuda.is_available()
     if (unread := flags_unread(argv, [request.method])) and not rank():
         print(f"note: method {request.method} does not read {', '.join(unread)}", flush=True)
+    others = [flag for flag in flags_of(unread_by(request.objective, request.method), argv) if flag not in unread]
+    if others and not rank():
+        print(f"note: objective {request.objective} does not read {', '.join(others)}", flush=True)
     with told_on_each_machine():
         check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
     # DeepSpeed asks for it even where no launcher has set it.

@@ -14,7 +14,7 @@ from asa.config import flat, to_dict
 from asa.errors import RequestError
 from asa.methods import groups_read, groups_unread, source_sha256
 from asa.places import locked
-from pretrain.config import PretrainConfig
+from pretrain.config import PretrainConfig, unread_by
 
 # What may differ between the parts of one run: it changes neither an update nor what a figure means. Shards and models
 # are told by their contents, not by their paths.
@@ -94,12 +94,12 @@ def complete(config: PretrainConfig, found: Path | None) -> bool:
 
 def _different(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
     """Dotted keys of the settings that are not free to differ, as those of other methods are."""
-    free = {*FREE, *groups_unread(mine["method"])}
+    free = {*FREE, *groups_unread(mine["method"]), *unread_by(mine["objective"], mine["method"])}
     for key in mine | theirs:  # a newer version may have settings that are unknown here
         if key not in free and mine.get(key) != theirs.get(key):
             ours, their_own = flat({key: mine.get(key)}), flat({key: theirs.get(key)})
             known = {**ours, **their_own}
-            yield from (name for name in known if name not in FREE and ours.get(name) != their_own.get(name))
+            yield from (name for name in known if name not in free and ours.get(name) != their_own.get(name))
 
 
 def flag_of(name: str) -> str:

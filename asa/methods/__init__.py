@@ -135,9 +135,13 @@ def flags_unread(argv: Sequence[str], names: Collection[str] | None) -> list[str
     there are no methods, which is refused elsewhere. Files are not asked: one is for the runs of several methods."""
     if not names:
         return []
-    unread = set[str].intersection(*map(groups_unread, names))
-    flags = (part.partition("=")[0] for part in argv if part.startswith("--"))
-    return [flag for flag in dict.fromkeys(flags) if flag[2:].partition(".")[0] in unread]
+    return flags_of(set[str].intersection(*map(groups_unread, names)), argv)
+
+
+def flags_of(names: Collection[str], argv: Sequence[str]) -> list[str]:
+    """Of a command's flags those of these settings, by their dotted names, and of these groups of settings."""
+    flags = dict.fromkeys(part.partition("=")[0] for part in argv if part.startswith("--"))
+    return [flag for flag in flags if flag[2:] in names or flag[2:].partition(".")[0] in names]
 
 
 def source_sha256(name: str) -> str | None:

@@ -97,6 +97,7 @@ WRONG = {
     "slurm and damaged shards": Wrong([*SLURM, "--data", "BAD/flipped"], 1, "is damaged"),
     "slurm and a cut checkpoint": Wrong([*SLURM, "--out", "BAD/cut"], 1, "lacks model.safetensors"),
     "slurm and no run folder": Wrong([*SLURM, "--out", "BAD/hosts/run"], 2, "hosts is no folder; set another --out"),
+    "slurm, fp16 and no GPU": Wrong([*SLURM, "--precision", "fp16", "--sbatch=--gpus-per-node=0"], 2, "needs a GPU"),
     "slurm and a line break": Wrong([*SLURM, "--dry_run", "--out", "a\nb"], 2, "'a\\nb': a job's file takes no line"),
     "nodes without slurm": Wrong(["--nodes", "2"], 2, "--slurm"),
     "a run folder that is a file": Wrong(["--out", "BAD/hosts"], 2, "hosts is no folder; set another --out"),

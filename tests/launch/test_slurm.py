@@ -89,6 +89,20 @@ def test_the_file_is_sound_bash_and_says_what_was_asked_for(job: Path) -> None:
     assert lines[1 : 1 + len(options)] == [f"#SBATCH {option}" for option in options]
 
 
+@pytest.mark.parametrize(
+    ("sbatch", "gpus"),
+    [
+        ((), True),
+        (("--gpus-per-node=0",), False),
+        (("--gpus-per-node 0",), False),
+        (("--gpus-per-node=0", "--gpus-per-node=h100:4"), True),
+        (("--gpus-per-node=4", "--gpus-per-node=0", "--time=1"), False),
+    ],
+)
+def test_a_job_without_gpus_is_known(sbatch: tuple[str, ...], gpus: bool) -> None:
+    assert slurm.has_gpus(ClusterOptions(slurm=True, nproc=1, sbatch=sbatch)) == gpus
+
+
 def test_a_percent_sign_in_the_folders_name_is_none_of_slurms(tmp_path: Path) -> None:
     text = slurm.job(ClusterOptions(slurm=True, nproc=1), tmp_path / "100%j", ["pretrain"])
     assert f"#SBATCH --output={tmp_path}/100%%j/slurm-%j.log" in text.splitlines()

@@ -103,6 +103,14 @@ def test_the_card_of_asa_freelb_has_the_settings_of_both(request_: PretrainConfi
     assert "pgd" not in shown
 
 
+def test_the_card_leaves_out_what_the_objective_does_not_read(request_: PretrainConfig) -> None:
+    mlm, rtd = (card_of(replace(request_, objective=objective)) for objective in ("mlm", "rtd"))
+    assert "| asa.sentence |" in mlm
+    assert "| asa.token_mean |" in rtd
+    assert not any(f"| {name} |" in mlm for name in ("asa.token_mean", "asa.regression", "rtd.generator_weight"))
+    assert not any(f"| {name} |" in rtd for name in ("asa.sentence", "asa.regression"))
+
+
 def test_the_card_has_every_digit_of_a_setting(request_: PretrainConfig) -> None:
     shown = card_of(replace(request_, optim=OptimConfig(lr=1.23456e-4, beta2=0.99995)))
     assert "| optim.lr | 0.000123456 |" in shown

@@ -18,7 +18,7 @@ from asa.methods import METHODS
 from asa.methods.asa import ASA
 from asa.methods.freelb import FreeLBConfig
 from asa.optim import OptimConfig
-from pretrain.config import PretrainConfig, check
+from pretrain.config import PretrainConfig, RTDConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
 from pretrain.resume import newest
@@ -217,6 +217,13 @@ def test_a_complete_run_is_left_as_it_is(run: PretrainConfig, capsys: pytest.Cap
     train(replace(run, zero=3, offload=True, save_every=7), CPU)
     assert f"{run.out} is complete" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in run.out.rglob("*") if path.is_file()} == before
+
+
+def test_what_the_objective_does_not_read_may_change_on_the_way(run: PretrainConfig) -> None:
+    others = replace(run, asa=replace(run.asa, token_mean="rows"), rtd=RTDConfig(generator_weight=5.0))
+    assert newest(others, 1) == run.out / "checkpoints" / "step-4"
+    with pytest.raises(RequestError, match=r"another asa\.sentence \(hidden_softmax\);"):
+        newest(replace(run, asa=replace(run.asa, sentence="mse")), 1)
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,18 @@ def test_a_generator_that_does_not_fit_is_refused_before_any_model_is_built(
     assert checkpoint.complete(rtd_.out / "checkpoints") == []
 
 
+def test_a_generator_that_cannot_recompute_is_refused_with_checkpointing(
+    rtd_: PretrainConfig, model: Path, tmp_path: Path
+) -> None:
+    plain = shutil.copytree(model, tmp_path / "plain")
+    settings = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps(settings | {"model_type": "mpnet", "max_position_embeddings": 32}))
+    asked = replace(rtd_, rtd=RTDConfig(generator=plain))
+    check(asked, 1, cuda=False)
+    with pytest.raises(RequestError, match=rf"{plain} knows no activation checkpointing; set --activation_check"):
+        check(replace(asked, activation_checkpointing=True), 1, cuda=False)
+
+
 def test_the_settings_survive_yaml(rtd_: PretrainConfig, model: Path) -> None:
     config = replace(rtd_, rtd=RTDConfig(generator=model, generator_weight=0.5))
     assert from_dict(PretrainConfig, to_dict(config)) == config

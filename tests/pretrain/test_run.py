@@ -387,6 +387,31 @@ def test_a_flag_of_another_method_is_told(model: Path, tmp_path: Path, capsys: p
     assert capsys.readouterr().out == ""
 
 
+def test_a_flag_of_another_objective_is_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--data", str(tmp_path / "none"), "--model", str(model), "--out", str(tmp_path / "out")]
+    given += [
+        "--asa.sentence",
+        "mse",
+        "--asa.token_mean=rows",
+        "--asa.regression",
+        "squared",
+        "--rtd.generator_weight",
+        "0.5",
+    ]
+    told = {
+        (
+            "mlm",
+            "asa",
+        ): "note: objective mlm does not read --asa.token_mean, --asa.regression, --rtd.generator_weight\n",
+        ("rtd", "asa"): "note: objective rtd does not read --asa.sentence, --asa.regression\n",
+        ("rtd", "vanilla"): "note: method vanilla does not read --asa.sentence, --asa.token_mean, --asa.regression\n",
+    }
+    for (objective, method), line in told.items():
+        with pytest.raises(RequestError, match="none"):
+            command([*given, "--objective", objective, "--method", method])
+        assert capsys.readouterr().out == line
+
+
 def test_shards_without_manifest(request_: PretrainConfig, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert manifest.NAME in refused(replace(request_, data=tmp_path / "empty"))
