@@ -13,13 +13,13 @@ import numpy as np
 from scipy.special import log_softmax
 
 from asa import manifest, record
-from asa.errors import RequestError, WorkError
+from asa.errors import RequestError
 from asa.places import check_folder, clear
 from asa.record import Record
 from finetune.evaluation_config import EnsembleConfig
 from finetune.lineage import caveats
-from finetune.metrics import score
-from finetune.predictions import FOLDER, SAME, STAGES, Predictions, Stored, by_row, load_predictions, save_predictions
+from finetune.metrics import check_own, score
+from finetune.predictions import FOLDER, STAGES, Predictions, Stored, by_row, load_predictions, save_predictions
 from finetune.saved import finished, replaceable
 
 FLAG = "--runs (the first arguments)"
@@ -48,7 +48,7 @@ def ensemble(config: EnsembleConfig) -> None:
             raise RequestError(f"{run} and {config.runs[0]} have not both {FOLDER}/{other[0]}; give others by {FLAG}")
     _replaceable(config.out, config.runs)
     for run in config.runs:
-        _check_own(run, splits[0])
+        check_own(run / FOLDER, finished(run, FLAG)[1])
     means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
     facts = _facts(config.runs, starts)
     clear(config.out, record.NAME)
@@ -85,21 +85,6 @@ def _alike(one: Predictions, two: Predictions) -> bool:
 
     pairs = zip(one.logits, two.logits, strict=True)
     return all(a.shape == b.shape and np.allclose(known(a), known(b), rtol=1e-5, atol=1e-5) for a, b in pairs)
-
-
-def _check_own(run: Path, names: Sequence[str]) -> None:
-    """Raises WorkError where predictions beside a record have other scores than it has: they are not that run's."""
-    end = finished(run, FLAG)[1]
-    for name in names:
-        one, split = load_predictions(run / FOLDER / name), Path(name).stem
-        found = {} if one.gold is None else score(one.predictions, one.gold, one)
-        for key, value in found.items():
-            told = end.get(f"{split}_{key}")
-            if told is not None and not abs(value - told) <= SAME:
-                raise WorkError(
-                    f"{run / FOLDER / name} gives {key} {value:.6f}, the record beside it has {told:.6f}; restore the"
-                    " file that the run has written, or make the run again"
-                )
 
 
 def _averaged(members: list[Predictions]) -> Predictions:

@@ -1,15 +1,17 @@
 """Scores of predictions, by scipy, scikit-learn and seqeval; higher is better."""
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy  # loads scipy.stats when it is asked for
 
-from asa.errors import RequestError
-from finetune.predictions import Predictions, Stored
+from asa.errors import RequestError, WorkError
+from finetune.predictions import SAME, Predictions, Stored, load_predictions
 from finetune.tasks.task import Kind, Label, Task
 
 OUTSIDE = "O"  # the label of a word that belongs to no entity
@@ -21,6 +23,27 @@ def score(predictions: Predictions, gold: Sequence[Label], task: Task | Stored) 
     found = predictions.labels
     scores = {name: METRICS[name](gold, found, task.labels) for name in task.metrics}
     return scores if predictions.loss is None else {**scores, "loss": predictions.loss}
+
+
+def check_own(folder: Path, end: Mapping[str, Any]) -> None:
+    """Raises WorkError where the predictions in a folder have other scores than the end line of the record beside it:
+    they are not that run's; or where their file is damaged. Splits without scores, as a test server's, are not read."""
+    for path in sorted(folder.glob("*.npz")):
+        known = {name: end.get(f"{path.stem}_{name}") for name in METRICS}
+        if all(told is None for told in known.values()):
+            continue
+        these = load_predictions(path)
+        for name, told in known.items():
+            if these.gold is None or told is None or not math.isfinite(told):
+                continue
+            if name not in FITTING[kind := these.predictions.kind]:
+                raise WorkError(f"{path} is of kind {kind}, which has no {name}; restore the file")
+            found = METRICS[name](these.gold, these.predictions.labels, these.labels)
+            if not abs(found - told) <= SAME:
+                raise WorkError(
+                    f"{path} gives {name} {found:.6f}, the record beside it has {told:.6f}; restore the file that the"
+                    " run has written, or remove the run's folder and make the run again"
+                )
 
 
 def usual(kind: Kind, labels: Sequence[str]) -> tuple[str, ...]:

@@ -191,10 +191,14 @@ def is_trial(run: Run) -> bool:
 
 
 def weights(run: Run) -> str:
-    """Hash of the weights a run began with, one for all their files. Of a run's model that was scored: of those the run
-    began with, empty where its record does not say."""
-    trained = run.stage == "score" and run.facts.get("method")
-    known = str(run.facts.get("inputs", {}).get("start_sha256" if trained else "model_sha256") or "")
+    """Hash of the weights a run began with, one for all their files; empty where its record does not say, as older ones
+    of pre-training, which have the hash of the model's shape alone. Of a run's model that was scored: of those the run
+    began with."""
+    inputs = run.facts.get("inputs", {})
+    key = "start_sha256" if run.stage == "score" and run.facts.get("method") else "model_sha256"
+    if run.stage == "pretrain":
+        key = "model" if "shape" in inputs else ""
+    known = str(inputs.get(key) or "")
     return hashlib.sha256(known.encode()).hexdigest() if "+" in known else known
 
 
@@ -267,8 +271,7 @@ def _cell(run: Run) -> tuple:
     settings: their members tell them apart."""
     cell = tuple(str(run.facts.get(key)) for key in ("stage", "model", "method", "seed", "reference"))
     inputs = run.facts.get("inputs", {})
-    # Of pre-training: older records have the hash of the model's shape alone.
-    own = [run.own, inputs["model"] if "shape" in inputs else run.facts.get("config", {}).get("model")]
+    own = [run.own, None if weights(run) else run.facts.get("config", {}).get("model")]
     if run.stage == "ensemble":
         own += [run.facts.get("members"), inputs.get("sha256"), run.scores]
     return (*cell, run.task, weights(run), run.settings, json.dumps(own, sort_keys=True))

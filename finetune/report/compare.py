@@ -7,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import permutation_test
 
-from asa.errors import WorkError
 from finetune.predictions import FOLDER, SAME
 from finetune.report.collect import Run, weights
-from finetune.report.examples import RESAMPLES, WHOLE, Sums, parts, resampled
+from finetune.report.examples import RESAMPLES, Sums, parts, resampled
 from finetune.report.labels import grouped
 from finetune.report.rows import Row
 
@@ -109,8 +108,9 @@ def _in_order(rows: list[Row]) -> list[str]:
 def _tested(pairs: list[Pair], scores: dict[str, np.ndarray], examples: dict[str, int]) -> list[Comparison]:
     """One per task, settings, model, method and what it is held against, in the pairs' order.
 
-    Without those of models that were scored on the rows of their own runs once more, where the runs' own is there: the
-    same comparison twice would be two, for which Holm corrects. Args: examples, of which a run has predictions, hashed.
+    Without those of models that were scored on the rows of their own runs once more, where the runs' own is there, nor
+    those of a model by a second name: the same comparison twice would be two, for which Holm corrects. Args: examples,
+    of which a run has predictions, hashed.
     """
 
     def what(pair: Pair) -> tuple:
@@ -125,7 +125,18 @@ def _tested(pairs: list[Pair], scores: dict[str, np.ndarray], examples: dict[str
         known = runs.get(_trained(pair, examples), [])
         return any(abs(pair.row.score - run.row.score) <= SAME and abs(pair.gain - run.gain) <= SAME for run in known)
 
-    return [_comparison(same, scores) for same in grouped(pairs, what).values() if not all(map(again, same))]
+    groups = [same for same in grouped(pairs, what).values() if not all(map(again, same))]
+    first: dict[frozenset[tuple], list[Pair]] = {}
+    for same in groups:
+        first.setdefault(frozenset(map(_named, same)), same)
+    return [_comparison(same, scores) for same in first.values()]
+
+
+def _named(pair: Pair) -> tuple:
+    """What tells a pair apart, whatever its models are called where their weights are known."""
+    runs = (pair.row.run, pair.partner)
+    made = ("" if weights(run) else run.model for run in runs)
+    return pair.row.run.stage, pair.row.task, pair.row.settings, *made, *map(_training, runs), pair.row.score, pair.gain
 
 
 def _own_task(run: Run) -> bool:
@@ -162,7 +173,7 @@ def _comparison(pairs: list[Pair], scores: dict[str, np.ndarray]) -> Comparison:
 def _tables(pairs: list[Pair]) -> dict[str, Sums]:
     """By run, of those that kept predictions."""
     runs = {run.name: run for pair in pairs for run in (pair.row.run, pair.partner)}
-    tables = {name: _parts(run, pairs[0].row.metric) for name, run in runs.items()}
+    tables = {name: parts(run.folder / PREDICTIONS, pairs[0].row.metric) for name, run in runs.items()}
     return {name: table for name, table in tables.items() if table is not None}
 
 
@@ -173,20 +184,6 @@ def _scores(tables: dict[str, Sums], metric: str) -> dict[str, np.ndarray]:
     same = max(grouped(list(tables.items()), lambda one: one[1].ids).values(), key=len)
     values = resampled([table.sums_NK for _, table in same], metric)
     return dict(zip((name for name, _ in same), values.T, strict=True))
-
-
-def _parts(run: Run, metric: str) -> Sums | None:
-    """Of the predictions beside a record. Raises: WorkError where they have another score: they are not that run's."""
-    path = run.folder / PREDICTIONS
-    if (table := parts(path, metric)) is None:
-        return None
-    found, told = float(WHOLE[metric](table.sums_NK.sum(0))), run.scores[f"test_{metric}"]
-    if not abs(found - told) <= SAME:  # so that nan is refused as well
-        raise WorkError(
-            f"{path} gives {metric} {found:.6f}, the record beside it has {told:.6f}; restore the file that the run has"
-            " written, or remove the run's folder and make the run again"
-        )
-    return table
 
 
 def by_seeds(gains: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """Tables over many tasks, in the shape of the papers': scores, controls, methods with their cost."""
 
 import math
+import re
 
 from finetune.report.labels import by_task, grouped, method_key, words
 from finetune.report.rows import NAN, Row, of, spread
@@ -8,6 +9,7 @@ from finetune.report.tables import Table, caveats, mark, mean_sd, number, told
 
 # Tasks that a model is meant to fail on: ASA's Table 2, and sets of that kind it does not have.
 ROBUST = ("anli", "paws", "hans", "advglue", "hellaswag")
+ADVERSARIAL_SELF_ATTENTION = ("asa", "asa_sparse", "asa_freelb")
 CONTROLS = ("random_mask", "r_drop", "r3f")  # what they add to a step is drawn by chance
 COSTS = (("slowdown", "Time per step / vanilla"), ("memory", "Peak memory / vanilla"))
 
@@ -91,4 +93,5 @@ def task_columns(rows: list[Row]) -> dict[tuple[str, str], str]:
 
 
 def is_robust(task: str) -> bool:
-    return task.startswith(ROBUST)
+    """Whether it is one of them, or a part of one as advglue-rte is."""
+    return re.match(rf"(?:{'|'.join(ROBUST)})(?![^\W_])", task) is not None

@@ -190,9 +190,12 @@ def _increase(run: Run) -> dict[str, float]:
 def pretrain_rows(runs: list[Run]) -> list[Row]:
     """Every finished pre-training run, with its held-out figures and its speed."""
     done = finished(runs, "pretrain")
-    methods, settings = method_labels(done), letters(differences(done))
+    models, methods, settings = model_labels(done), method_labels(done), letters(differences(done))
     return _ordered(
-        [Row(run, run.task, run.model, methods[run.name], settings[run.name], _pretrain_figures(run)) for run in done]
+        [
+            Row(run, run.task, models[run.name], methods[run.name], settings[run.name], _pretrain_figures(run))
+            for run in done
+        ]
     )
 
 

@@ -49,8 +49,9 @@ def _overview(tuned: list[Row]) -> list[Section]:
     )
     found = [Section("Scores", text, [overview.scores(part, caption) for part, caption in parts if part], [])]
     names = {row.run.method for row in tuned}
-    if names & set(overview.CONTROLS) and any(name.startswith("asa") for name in names):
-        beside = [row for row in tuned if row.run.method.startswith(("vanilla", "asa", *overview.CONTROLS))]
+    if names.intersection(overview.CONTROLS) and names.intersection(overview.ADVERSARIAL_SELF_ATTENTION):
+        shown = {"vanilla", *overview.ADVERSARIAL_SELF_ATTENTION, *overview.CONTROLS}
+        beside = [row for row in tuned if row.run.method in shown]
         title = "ASA beside chance"
         text = "Test scores as above, beside ASA: masks (random_mask), noise (r3f) or two passes of dropout (r_drop),"
         text += " all drawn by chance."

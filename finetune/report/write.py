@@ -12,7 +12,9 @@ import yaml
 from asa import manifest, record
 from asa.errors import RequestError
 from asa.places import check_folder, whole
+from finetune import predictions
 from finetune.config import ReportConfig
+from finetune.metrics import check_own
 from finetune.report import attention, tables
 from finetune.report.collect import COMPARED, NO_SEED, STAGES, Run, collect, finished, found_below, is_trial
 from finetune.report.compare import comparisons
@@ -35,6 +37,8 @@ def write(config: ReportConfig) -> None:
     """
     _check_place(config.out)
     runs = collect(config.runs)
+    for run in finished(runs, *predictions.STAGES):
+        check_own(run.folder / predictions.FOLDER, run.figures)
     tuned, trained = tuned_rows(runs, config.repeated), pretrain_rows(runs)
     tested = comparisons(tuned)
     maps = [attention.load(path) for path in found_below(config.runs, f"*{attention.ENDING}")]
@@ -57,12 +61,13 @@ def write(config: ReportConfig) -> None:
         config.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(f"out = {config.out} cannot be made ({error.strerror}); set another --out") from None
+    pages = {name: templates.get_template(f"{name}.j2").render(content) for name in ("report.md", "report.html")}
     _put(config.out / "report.csv", table_csv(tuned + evaluated_rows(runs) + trained, tested))
     for section in content["sections"]:
         for plot in section.plots:
             _put(config.out / FIGURES / f"{plot.picture.name}.png", plot.picture.png)
-    for name in ("report.md", "report.html"):
-        _put(config.out / name, templates.get_template(f"{name}.j2").render(content))
+    for name, page in pages.items():
+        _put(config.out / name, page)
     print(config.out / "report.html")
 
 
@@ -159,5 +164,6 @@ def _alt(text: str) -> str:
 
 
 def _put(path: Path, content: str | bytes) -> None:
+    """A folder's name may hold bytes that are no UTF-8: they are shown as their number."""
     with whole(path) as partial:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)

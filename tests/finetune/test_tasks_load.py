@@ -233,7 +233,7 @@ def test_numbers_that_are_all_one_are_told(tmp_path: Path) -> None:
     """Their correlations are 0."""
     rows = [{"text": word, "label": n / 2} for n, word in enumerate(["u", "v", "w", "x"])]
     one = [{"text": f"d{n}", "label": 2.5} for n in range(3)]
-    files = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev")}
+    files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev")}
     line = told(task(**files, test=[write(tmp_path / "test.jsonl", one)], kind="regression"))
     assert line.endswith("; the rows of test are all of the label 2.5, by which pearson is 0 whatever is learnt")
     assert "whatever" not in told(task(**files, test=files["dev"], kind="regression"))
