@@ -36,14 +36,19 @@ def check_own(folder: Path, end: Mapping[str, Any]) -> None:
         for name, told in known.items():
             if these.gold is None or told is None or not math.isfinite(told):
                 continue
-            if name not in FITTING[kind := these.predictions.kind]:
-                raise WorkError(f"{path} is of kind {kind}, which has no {name}; restore the file")
+            check_fits(path, these, name)
             found = METRICS[name](these.gold, these.predictions.labels, these.labels)
             if not abs(found - told) <= SAME:
                 raise WorkError(
                     f"{path} gives {name} {found:.6f}, the record beside it has {told:.6f}; restore the file that the"
                     " run has written, or remove the run's folder and make the run again"
                 )
+
+
+def check_fits(path: Path, these: Stored, name: str) -> None:
+    """Raises WorkError where predictions, of the file `path`, are of a kind of task that has no such metric."""
+    if name not in FITTING[kind := these.predictions.kind]:
+        raise WorkError(f"{path} is of kind {kind}, which has no {name}; restore the file")
 
 
 def usual(kind: Kind, labels: Sequence[str]) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ from scipy.sparse import csc_array
 from scipy.stats import rankdata
 from seqeval.metrics.sequence_labeling import get_entities
 
-from asa.errors import WorkError
-from finetune.metrics import FITTING, OUTSIDE
+from finetune.metrics import OUTSIDE, check_fits
 from finetune.predictions import load_predictions
 
 # N examples, K sums that a metric needs, R resampled test sets
@@ -41,8 +40,7 @@ def parts(predictions: Path, metric: str) -> Sums | None:
     these = load_predictions(predictions)
     if these.gold is None:
         return None
-    if metric not in FITTING[these.predictions.kind]:
-        raise WorkError(f"{predictions} is of kind {these.predictions.kind}, which has no {metric}; restore the file")
+    check_fits(predictions, these, metric)
     return Sums(tuple(these.ids), PARTS[metric](these.gold, these.predictions.labels, these.labels))
 
 

@@ -33,7 +33,7 @@ def write(config: ReportConfig) -> None:
     """Write the three files and the figures, and print the path of the page.
 
     Raises: RequestError when there is no run below config.runs, or config.out is no folder, or another's; WorkError for
-        a damaged file, or one that cannot be written.
+        a damaged file, predictions that are not their record's, or what cannot be written.
     """
     _check_place(config.out)
     runs = collect(config.runs)
