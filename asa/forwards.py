@@ -33,6 +33,8 @@ def forwards(
     class has not."""
     _learn()
     norm = model.base_model.get_submodule(found.norm)
+    beside = model.base_model.get_submodule(found.norm.rpartition(".")[0]).children()
+    before = [part for part in beside if type(part) is nn.Linear]  # of DeBERTa, whose words may be narrower
     blocks = list(model.base_model.get_submodule(found.layers).children())
     places = f"transformers.models.{model.config.model_type.replace('-', '_')}."
     ends = [part for block in blocks for path in found.ends if (part := _part(block, path, places)) is not None]
@@ -40,6 +42,7 @@ def forwards(
     dropouts = [module for module in model.modules() if type(module) is nn.Dropout]
     return [
         (norm, partial(widened, norm)),
+        *((part, partial(projected, part)) for part in before if theirs(part) is None),
         *((module, partial(dropout, module, signal)) for module in dropouts if theirs(module) is None),
         *((end, partial(at_once, end, signal, type(end).forward)) for end in ends if theirs(end) is None),
         *((bend, partial(bent, bend, signal, type(bend).forward)) for bend in bends if theirs(bend) is None),
@@ -49,7 +52,7 @@ def forwards(
 def theirs(module: nn.Module) -> Any:
     """The forward that somebody has given the module, who is not us; a copied one has ours."""
     found = vars(module).get("forward")
-    return None if getattr(found, "func", None) in (dropout, at_once, bent) else found
+    return None if getattr(found, "func", None) in (dropout, projected, at_once, bent) else found
 
 
 def _learn() -> None:
@@ -79,6 +82,14 @@ def widened(module: Any, x_BLD: Tensor) -> Tensor:
     norm: Any = module
     weight, bias = (None if p is None else p.to(x_BLD.dtype) for p in (norm.weight, norm.bias))
     return F.layer_norm(x_BLD, norm.normalized_shape, weight, bias, norm.eps).to(dtype)
+
+
+def projected(module: Any, x_BLD: Tensor) -> Tensor:
+    """A product on the way from the words to that norm, in the wider type of the two."""
+    wide = torch.promote_types(x_BLD.dtype, module.weight.dtype)
+    if wide == module.weight.dtype:
+        return module.__class__.forward(module, x_BLD)
+    return F.linear(x_BLD, module.weight.to(wide), None if module.bias is None else module.bias.to(wide))
 
 
 def at_once(

@@ -61,7 +61,8 @@ def norms(d_RLD: Tensor, room: Room, ball: Ball) -> Tensor:
 
 
 def direction(g_RLD: Tensor, room: Room, ball: Ball) -> Tensor:
-    """A gradient at tokens divided by its norm, per example; zero where it is zero or not finite (an FP16 overflow).
+    """A gradient where there is room, divided by its norm per example; zero where it is zero or not finite (an FP16
+    overflow).
 
     No constant is added to the norm, so the gradient's scale (loss scale, batch size) changes nothing.
     """

@@ -46,11 +46,11 @@ def ensemble(config: EnsembleConfig) -> None:
             raise RequestError(f"{run} has no predictions ({FOLDER}/*.npz); {why} give others by {FLAG}")
         if other := sorted(set(names) ^ set(splits[0])):
             raise RequestError(f"{run} and {config.runs[0]} have not both {FOLDER}/{other[0]}; give others by {FLAG}")
-    _replaceable(config.out, config.runs)
+    facts = _facts(config.runs, starts)
+    _check_place(config, facts["inputs"]["sha256"])
     for run in config.runs:
         check_own(run / FOLDER, finished(run, FLAG)[1])
     means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
-    facts = _facts(config.runs, starts)
     clear(config.out, record.NAME)
     with closing(Record(config.out, facts)) as log:
         end: dict[str, Any] = {}
@@ -135,11 +135,17 @@ def _same_rows(starts: dict[Path, dict[str, Any]]) -> None:
         )
 
 
-def _replaceable(out: Path, runs: Sequence[Path]) -> None:
-    """Raises RequestError where something stands at `out` that is no ensemble, or is needed for this one."""
-    if inside := [run for run in runs if run.resolve().is_relative_to(out.resolve())]:
+def _check_place(config: EnsembleConfig, members: list[str]) -> None:
+    """Raises RequestError where something stands at `out` that is no ensemble, one of other members that is to stay, or
+    what is needed for this one. Args: members, the hashes of their records."""
+    out = config.out
+    if inside := [run for run in config.runs if run.resolve().is_relative_to(out.resolve())]:
         raise RequestError(f"{inside[0]} is one of the runs and would be removed with {out}; set another --out")
     replaceable(out, "ensemble")
+    if record.finished(out / record.NAME) and not config.overwrite:
+        before = record.read(out / record.NAME)[0].get("inputs", {}).get("sha256", [])
+        if sorted(before) != sorted(members):
+            raise RequestError(f"{out} is an ensemble of other runs; set another --out, or --overwrite true")
 
 
 def _facts(runs: Sequence[Path], starts: dict[Path, dict[str, Any]]) -> dict[str, Any]:

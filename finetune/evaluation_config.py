@@ -70,6 +70,8 @@ class EnsembleConfig:
     """Folders of finished runs; the first arguments."""
     out: Path
     """Folder of the record."""
+    overwrite: bool = False
+    """Replace an ensemble of other runs."""
 
 
 @config

@@ -38,13 +38,14 @@ def maps(config: MapsConfig) -> None:
     """
     if config.out.suffix not in (".png", ".svg", ".pdf"):
         raise RequestError(f"out = {config.out}: allowed endings .png, .svg, .pdf; set --out")
-    check_file(config.out, "--out")
+    numbers = config.out.with_suffix(ENDING)
+    for file in (config.out, numbers):
+        check_file(file, "--out")
     found = read(config)
     with whole(config.out) as partial, drawn_alike({}), warnings.catch_warnings(record=True) as warned:
         figure = Figure(figsize=size(found), layout="constrained")
         paint(figure, found)
         figure.savefig(partial, dpi=130, format=config.out.suffix[1:])
-    numbers = config.out.with_suffix(ENDING)
     save(found, numbers)
     for line in (*told(found), *_undrawn(warned)):
         print(line)
@@ -71,6 +72,7 @@ def read(config: MapsConfig) -> Maps:
             f"{config.model} holds no saved adversary ({ADVERSARY_FILE}); give the export of a run with method asa by"
             " --model"
         )
+    hf.check_weights(config.model / ADVERSARY_FILE, "--model")
     model = _model(config.model)
     heads = range(model.config.num_attention_heads)
     if config.head is not None and config.head not in heads:

@@ -4,6 +4,7 @@ import lzma
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -89,11 +90,16 @@ def predict(module: TaskModel, data: Encoded, size: int, device: torch.device) -
         marks = batch.labels.numpy() != IGNORE
         for place, row in enumerate(rows):
             logits[row] = values_BC[place][marks[place]] if data.kind == "token" else values_BC[place]
-    most = max(data.answers, default=0)
-    for row, number in enumerate(data.answers):
-        logits[row] = np.pad(logits[row][:number], (0, most - number), constant_values=-np.inf)
+    if data.kind == "choice":
+        logits = as_wide([row[:number] for row, number in zip(logits, data.answers, strict=True)])
     loss = float(np.average(torch.stack(losses).double().cpu(), weights=units)) if losses else None
     return Predictions(data.kind, logits, loss)
+
+
+def as_wide(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Rows of answers, each as wide as the longest: what a row has not is impossible."""
+    most = max(map(len, rows), default=0)
+    return [np.pad(row, (0, most - len(row)), constant_values=-np.inf) for row in rows]
 
 
 def stored(found: Predictions, task: Task, split: str) -> Stored:

@@ -20,7 +20,7 @@ from finetune.attack import Worst
 from finetune.claims import in_turn
 from finetune.evaluation_config import RobustnessConfig
 from finetune.lineage import check_unseen, scored_ones, told
-from finetune.radii import radii_of
+from finetune.radii import RADII, radii_of
 from finetune.saved import Saved, find, kept, length_of, replaceable, tasks_of
 from finetune.subject import Subject, attacked, places_of, prepare
 from finetune.tasks.task import Task
@@ -39,6 +39,8 @@ def robustness(config: RobustnessConfig) -> None:
     """
     if config.reference not in config.models:
         raise RequestError(f"reference = {config.reference!r}, allowed: {', '.join(config.models)}; set --reference")
+    if RADII in config.models:  # beside which the reference's radii stand
+        raise RequestError(f"a model is called {RADII}, as a file of ours is; give it another name by --models.NAME")
     check_folder(config.out, "--out")
     saved = {name: find(path, f"--models.{name}") for name, path in config.models.items()}
     models = list(saved.values())

@@ -89,7 +89,13 @@ def find(path: Path, flag: str) -> Saved:
         start, _ = finished(path, flag)
         folder = path / "model"
         if not folder.is_dir():
-            raise RequestError(f"{path} has kept no model; run it again with --save_model true, or set {flag}")
+            stage = start.get("stage")
+            why = (
+                "has kept no model; run it again with --save_model true, or"
+                if stage in (None, "finetune")
+                else f"is of stage {stage}, which keeps no model;"
+            )
+            raise RequestError(f"{path} {why} set {flag}")
         manifest.verify(folder, "model", flag)
     hf.check_reader(folder, flag)
     run = run_of(folder)

@@ -21,7 +21,7 @@ from finetune.evaluation_config import ScoreConfig
 from finetune.labels import Merge, label_map, merged, refuse_map
 from finetune.lineage import scored_ones, told
 from finetune.metrics import score
-from finetune.predictions import FOLDER, Predictions, by_row, predict, save_predictions, stored
+from finetune.predictions import FOLDER, Predictions, as_wide, by_row, predict, save_predictions, stored
 from finetune.saved import Saved, device, encoded, find, kept, length_of, module_of, replaceable, tasks_of
 from finetune.tasks.facts import of_words
 from finetune.tasks.task import Task, scored
@@ -51,6 +51,8 @@ def score_all(config: ScoreConfig) -> None:
     pairs = [pair(saved, task, config) for tasks in seen for saved, task in zip(models, tasks, strict=True)]
     if twins := [str(one.folder) for n, one in enumerate(pairs) if one.folder in [other.folder for other in pairs[:n]]]:
         raise RequestError(f"two of the models would be {twins[0]}; score them with another --out each")
+    for one in pairs:
+        check_folder(one.folder, "--out")
     facts = {one.folder: facts_of(one, config) for one in pairs}
     done = {one.folder for one in pairs if kept(one.folder, facts[one.folder], config.overwrite)}
     for one in pairs:
@@ -157,7 +159,8 @@ def _predicted(
         found = predict(module, replace(data, gold=None), config.batch, device())
         found.check(f"a prediction of {one.saved.folder} is not finite; give another by {FLAG}")
         known.update(zip(texts, _mapped(found, one.places, config.merge), strict=True))
-    return Predictions(one.task.kind, [known[text] for text in texts], None)
+    rows = [known[text] for text in texts]
+    return Predictions(one.task.kind, as_wide(rows) if one.task.kind == "choice" else rows, None)
 
 
 def _mapped(found: Predictions, places: Sequence[int], merge: Merge) -> list[np.ndarray]:

@@ -84,7 +84,8 @@ def _by_task(runs: tuple[Path, ...]) -> dict[str, Path]:
 def text(sheet: Sheet, run: Path) -> str:
     """The lines of a file: a heading, then number and answer of each row in the order of the official file.
 
-    Raises: RequestError where there are no predictions or not of all its rows, or the classes are not its answers.
+    Raises: RequestError where there are no predictions or not of all its rows, they are of another kind, or the classes
+        are not its answers.
     """
     path = run / FOLDER / f"{sheet.split}.npz"
     if not path.is_file():
@@ -94,6 +95,8 @@ def text(sheet: Sheet, run: Path) -> str:
         )
     these = load_predictions(path)
     these.predictions.check()
+    if (kind := these.predictions.kind) != (wanted := "classification" if sheet.answers else "regression"):
+        raise RequestError(f"{run} is of kind {kind}, {sheet.name} takes {wanted}; leave it out of {FLAG}")
     if len(these.ids) != sheet.rows:
         raise RequestError(
             f"{run} predicts {len(these.ids)} rows, {sheet.name} has {sheet.rows}; give it the whole file"

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from finetune.together import Alone
 
 OWN = ("trials", "search")  # keys of TuneConfig that no run reads
 BEST, TABLE = "best.yaml", "trials.csv"
+COLUMNS = ("task", "method", "trial", "dev", "settings", "error")
 
 
 class Tried(NamedTuple):
@@ -71,6 +73,17 @@ def _forget(out: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def _check_place(out: Path) -> None:
+    """Raises RequestError where what a search writes stands already and is no search's."""
+    try:
+        ours = (out / TABLE).read_text(errors="replace").startswith(",".join(COLUMNS))
+    except OSError:
+        ours = False
+    for path in (out / TABLE, out / BEST):
+        if os.path.lexists(path) and not ours:
+            raise RequestError(f"{path} is no search's ({TABLE}) and would be replaced; move it, or set another --out")
+
+
 def prepared(given: dict[str, Any]) -> tuple[TuneConfig, Sweep]:
     """The request and its runs, checked. Raises: RequestError for a wrong input; WorkError for a damaged task."""
     config = from_dict(TuneConfig, given)
@@ -80,6 +93,7 @@ def prepared(given: dict[str, Any]) -> tuple[TuneConfig, Sweep]:
     for cell in work.cells:  # a task's recipe may ask for what the request does not
         _check(cell.config)
     work.notes += unsearched(config)
+    _check_place(config.out)
     return config, work
 
 
@@ -121,7 +135,10 @@ def ranges_of(config: TuneConfig) -> dict[str, dict[str, tuple[float, float]]]:
         if kind is None and group == "outside" and key not in config.outside:
             raise RequestError(f"search: {name} has no value to start from, trial 0's; set --{name} VALUE")
         if kind is None:
-            raise RequestError(f"search: {name} is no number among the methods' settings; mend or leave out {flag}")
+            allowed = _searchable(config, group)
+            raise RequestError(
+                f"search: {name} is no number among the methods' settings{allowed}; mend or leave out {flag}"
+            )
         if kind is int and not (low.is_integer() and high.is_integer()):
             raise RequestError(f"search.{name} = {low:g}, {high:g}: allowed: two whole numbers; set {flag}")
         least = "0 < " if kind is float else ""  # tried by its logarithm
@@ -197,6 +214,13 @@ def _kind(config: TuneConfig, group: str, key: str) -> type[int] | type[float] |
     else:
         return None
     return next((kind for kind in (int, float) if kind in hints), None)
+
+
+def _searchable(config: TuneConfig, group: str) -> str:
+    """What of a group could be searched, as a part of a message; empty for a group that is no method's."""
+    keys = vars(getattr(config, group)) if group in {*groups_read("MODULE:BUILDER")} - {"outside"} else ()
+    numbers = [f"{group}.{key}" for key in keys if _kind(config, group, key)]
+    return f" (allowed: {', '.join(numbers)})" if numbers else ""
 
 
 def _value(config: FinetuneConfig, group: str, key: str) -> Any:
@@ -281,7 +305,7 @@ def _told(settings: dict[str, Any], between: str) -> str:
 def _write_table(path: Path, tried: list[Tried]) -> None:
     with whole(path) as partial, partial.open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["task", "method", "trial", "dev", "settings", "error"])
+        rows.writerow(COLUMNS)
         for one in tried:
             score = "" if one.error else one.score
             rows.writerow([one.task, one.method, one.trial, score, _told(one.settings, " "), one.error])

@@ -84,6 +84,7 @@ PROVEN = {
     "RobustnessConfig.batch": "finetune/test_robustness.py::test_answers_that_a_row_has_not_take_no_part",
     "RobustnessConfig.map": "finetune/test_robustness.py::test_classes_without_names_in_common_are_mapped",
     "RobustnessConfig.data": "test_knobs_data.py::test_attacks_and_scores_read_standard_tasks_where_they_are_told",
+    "EnsembleConfig.overwrite": "finetune/test_submit.py::test_an_ensemble_averages_probabilities_and_can_be_submitted",
     "RobustnessConfig.overwrite": "test_knobs_data.py::test_overwrite_lets_other_settings_take_a_folder",
     "RobustnessConfig.tasks": "test_knobs_data.py::test_attacks_and_scores_read_standard_tasks_where_they_are_told",
     "Source.keys": "test_knobs_data.py::test_files_are_where_a_source_says_and_its_keys_hold_there",

@@ -98,7 +98,6 @@ def _sequences(inputs: Mapping[str, Any]) -> int:
 def to_batch(kind: Kind, inputs: Mapping[str, Any], total: Totals) -> Batch:
     """A collator's batch (input_ids and labels; attention_mask and others where it has them) as one of ours."""
     rest = {name: value for name, value in inputs.items() if name != "labels"}
-    rest.setdefault("attention_mask", torch.ones_like(rest["input_ids"]))
     labels, positions = inputs["labels"], None
     if kind != "token":
         labels = labels.flatten()

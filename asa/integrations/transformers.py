@@ -63,7 +63,8 @@ class AdversarialTrainer(TypedTrainer):
       perturbations that drown in half precision, a start outside its ball.
       methods with replays: they take several optimizer steps per batch, the Trainer one.
       resuming from a checkpoint of another method or other settings of it, or one saved with save_only_model.
-      a model without a parameter that requires a gradient.
+      a model without a parameter that requires a gradient, one put in the trained one's place after the trainer was
+        built.
     """
 
     def __init__(
@@ -170,6 +171,11 @@ class AdversarialTrainer(TypedTrainer):
         return cast(Engine, AcceleratedPasses(self._task, self.state.max_steps, self.accelerator))
 
     def _begin(self) -> None:
+        if self.model is not self._task.model:
+            raise RequestError(
+                "trainer.model is another than the one the trainer was built for, which alone would be attacked and not"
+                " trained; build a trainer for it, or give model_init"
+            )
         self._task.to(self.args.device)  # where the optimizer was made by a create_optimizer of the user's own
         refuse_optimizer(self)
         refuse_args(self.args)  # as they are by now, and so below

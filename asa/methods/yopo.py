@@ -82,7 +82,8 @@ class YOPO(Stateless):
     def _climb(self, engine: Engine, batch: Batch, delta_RLD: Tensor, p_RLD: Tensor | None, where: Room) -> Tensor:
         """n ascents along a fixed gradient at the first block's output."""
         assert p_RLD is not None
-        p_RLD = direction(p_RLD, where, "l2")
+        # Of padding too, which holds what its queries read and a head may read in turn; delta alone is none there.
+        p_RLD = direction(p_RLD, where._replace(real_RL=torch.ones_like(where.real_RL)), "l2")
         for _ in range(self.options.inner):
             climbed = (p_RLD * first_block(engine, batch, delta_RLD).float()).sum()
             # Of norm 1 p needs no loss scale, and under a large one would overflow.

@@ -23,7 +23,7 @@ from asa.methods.vat import VATConfig
 from asa.methods.yopo import YOPO, YOPOConfig
 from asa.model import TaskModel
 from asa.signal import Perturb
-from tests.asa.conftest import gradients, tiny_batch, tiny_bert, tiny_module
+from tests.asa.conftest import batch_for, gradients, tiny_batch, tiny_bert, tiny_module
 from tests.asa.encoders import tiny
 from tests.asa.test_methods import WALK, Watched
 
@@ -147,12 +147,16 @@ def test_freeat_goes_on_from_no_replay_that_was_not_made() -> None:
         FreeAT(FreeATConfig(**WALK)).backward(Watched(tiny_module()), tiny_batch(), At(2, 1))
 
 
-def test_yopo_with_one_inner_ascent_is_freelb() -> None:
-    """Through the first block's Jacobian its output's gradient gives the words' gradient exactly."""
-    found = []
+@pytest.mark.parametrize("left", [False, True])
+def test_yopo_with_one_inner_ascent_is_freelb(left: bool) -> None:
+    """Through the first block's Jacobian its output's gradient gives the words' gradient exactly; where the padding
+    stands left, the head reads the state of a padded position."""
+    found, kind = [], "classification" if left else "mlm"
     for method in (FreeLB(FreeLBConfig(**WALK, passes=3)), YOPO(YOPOConfig(**WALK, passes=3, inner=1))):
-        engine = Watched(tiny_module(dropout=0.2).train())
-        terms = passes(method, engine, tiny_batch())
+        engine, batch = Watched(tiny_module(kind, dropout=0.2).train()), tiny_batch(kind)
+        if left:
+            batch.inputs.update({name: values.flip(1) for name, values in batch.inputs.items()})
+        terms = passes(method, engine, batch)
         found.append({**gradients(engine.module), **terms})
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-6, msg=name)
@@ -224,6 +228,19 @@ def test_in_a_half_precision_model_the_sum_is_exact_and_what_the_layer_norm_pass
         _, exact = _embedding_changes(torch.float32, drawn * size)
         likeness = torch.cosine_similarity(passed.flatten(), exact.flatten(), dim=0)
         assert likeness > least if least else likeness < 0.9
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta-v2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_words_that_are_narrower_than_the_model_are_perturbed_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    """DeBERTa's product between words and LayerNorm takes the sum, which is fp32."""
+    found = []
+    for kind in (torch.float32, dtype):
+        module = TaskModel(tiny(name, embedding_size=8), "mlm")
+        module.to(kind)
+        drawn = torch.randn(3, 10, 8, generator=torch.Generator().manual_seed(2))
+        found.append(task_loss(module(batch_for(name), Perturb(embed_BLD=drawn)), batch_for(name)))
+    torch.testing.assert_close(found[1], found[0], rtol=0.02, atol=0)
 
 
 def _embedding_changes(dtype: torch.dtype, delta: Tensor) -> tuple[Tensor, Tensor]:

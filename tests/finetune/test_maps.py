@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from asa.adversary import FILE as ADVERSARY_FILE
 from asa.adversary import ASAConfig
 from asa.attention import attach
 from asa.errors import RequestError
@@ -104,6 +105,9 @@ def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
     found, again = read(MapsConfig(model=exported, text="a red b", out=out, layers=(1,))), load(out.with_suffix(ENDING))
     assert again._replace(layers={}) == found._replace(layers={})
     np.testing.assert_allclose(again.layers[1].attacked_LL, found.layers[1].attacked_LL, atol=1e-4)
+    (tmp_path / "taken.maps.json").mkdir()
+    shutil.copytree(exported, cut := tmp_path / "cut")
+    (cut / ADVERSARY_FILE).write_bytes((cut / ADVERSARY_FILE).read_bytes()[:40])
     (one_head := tmp_path / "one_head").mkdir()
     write_model(one_head, num_attention_heads=1)
     for changes, message in (
@@ -112,6 +116,8 @@ def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
         ({"out": tmp_path / "x.jpeg"}, "set --out"),
         ({"out": tmp_path}, "set --out"),
         ({"out": tmp_path / "pictures" / "maps.png" / "x.png"}, "maps.png is no folder; set another --out"),
+        ({"out": tmp_path / "taken.png"}, r"taken\.maps\.json is a folder; set --out to a file"),
+        ({"model": cut}, r"adversary\.safetensors is damaged \(.*\); give a complete folder by --model"),
         ({"model": bare}, r"no saved adversary .*give the export of a run with method asa by --model"),
         ({"beside": tmp_path}, "--beside"),
         ({"beside": one_head, "head": 1}, "head = 1: .*one_head has heads 0 to 0; set --head or --beside"),
@@ -119,3 +125,4 @@ def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
     ):
         with pytest.raises(RequestError, match=message):
             maps(MapsConfig(**{"model": exported, "text": "a red b", "out": out, **changes}))
+    assert not (tmp_path / "taken.png").exists()

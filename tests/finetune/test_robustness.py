@@ -293,6 +293,7 @@ def test_wrong_requests_of_the_command_are_one_line(asked: dict[str, Any], model
     numbers = saved(tmp_path / "numbers", model_folder, ["score"])
     for changes, told in (
         ({"reference": "three"}, "reference = 'three', allowed: one, two"),
+        ({"models": {"one": four, "radii.npz": four}}, r"a model is called radii\.npz, .* another name by --models"),
         ({"split": "dav"}, "split = 'dav', colours has train, dev, test"),
         ({"models": {"one": numbers}}, "is for kind regression, colours is classification"),
         ({"models": {"one": four}}, "class 'white' of"),

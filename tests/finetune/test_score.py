@@ -42,7 +42,7 @@ from finetune.sweep import Sweep, sweep
 from finetune.tasks import spec
 from finetune.tasks.load import load
 from finetune.tasks.spec import TaskConfig
-from finetune.tasks.task import Kind
+from finetune.tasks.task import Kind, Split
 from tests.finetune.conftest import CLASSES, Given, small_task
 
 NLI = ["entailment", "neutral", "contradiction"]
@@ -527,6 +527,23 @@ def test_models_of_every_kind_are_scored(kind: Kind, model_folder: Path, tmp_pat
         assert end[f"test_{name}"] == pytest.approx(METRICS[name](kept.gold, kept.predictions.labels, task.labels))
 
 
+def test_rows_of_splits_with_other_numbers_of_answers_are_one_split(model_folder: Path, tmp_path: Path) -> None:
+    """Whose texts need no further pass."""
+    task = small_task("choice")
+    answers = tuple((f"a {word}",) for word in ("red", "green", "blue", "a"))
+    four, two = Split(["a"], [answers], [1]), Split(["b"], [answers[:2]], [0])
+    both = Split(["b", "a"], [answers[:2], answers], [0, 1])
+    task = replace(task, splits={"test": four, "test-two": two, "test-both": both})
+    model = find(saved(tmp_path / "model", model_folder, ["score"], kind="choice"), "--models")
+    config = request(tmp_path, tmp_path / "out", model.folder, length=16)
+    one = pair(model, task, config)
+    score_one(one, module_of(model, torch.device("cpu"), "--models"), config, {})
+    found = [load_predictions(one.folder / FOLDER / f"{name}.npz").predictions.logits for name in task.splits]
+    assert [np.isfinite(row).sum() for row in found[2]] == [2, 4]
+    np.testing.assert_array_equal(found[2][0][:2], found[1][0])
+    np.testing.assert_array_equal(found[2][1], found[0][0])
+
+
 def test_a_model_of_broken_weights_is_named(model_folder: Path, task_folder: Path, tmp_path: Path) -> None:
     model = with_nan(saved(tmp_path / "model", model_folder, CLASSES))
     with pytest.raises(
@@ -555,16 +572,23 @@ def test_wrong_requests_are_one_line(model_folder: Path, task_folder: Path, tmp_
     record.Record(begun, {"task": "colours"}).close()
     bare = tmp_path / "bare"
     record.Record(bare, {"task": "colours"}).end({})
+    mean = tmp_path / "mean"
+    record.Record(mean, {"task": "colours", "stage": "ensemble"}).end({})
     for models, told in (
         ([model_folder], "BertForMaskedLM, which has no head for a task"),
         ([tmp_path / "nowhere"], r"there is no folder .* by --models \(the first arguments\)"),
         ([begun], "unfinished run"),
+        ([mean], "mean is of stage ensemble, which keeps no model; set --models"),
         ([bare], "kept no model; run it again with --save_model true"),
         ([numbers], "for kind regression, colours is classification"),
         ([head], "reads at most 32 tokens, rows have 128"),
     ):
         with pytest.raises(RequestError, match=told):
             score_all(request(task_folder, tmp_path / "out", *models))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "colours").write_text("")
+    with pytest.raises(RequestError, match=r"colours is no folder; set another --out"):
+        score_all(request(task_folder, tmp_path / "taken", head, length=16))
     with pytest.raises(RequestError, match="two of the models would be"):
         score_all(request(task_folder, tmp_path / "out", head, again, length=16))
     with pytest.raises(RequestError, match="describes a task of your own; leave it or --tasks out"):

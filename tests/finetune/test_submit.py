@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,8 @@ def test_what_the_server_would_refuse_is_refused(glue: dict[str, Path], tmp_path
     short = glue_run(tmp_path / "short", "rte", short=1)
     twin = glue_run(tmp_path / "twin", "rte", seed=1)
     classes = run_of(tmp_path / "classes", "rte", {"submit": rows("classification", np.ones((3000, 2)), ["a", "b"])})
+    numbers = run_of(tmp_path / "numbers", "cola", {"submit": rows("regression", np.ones((1063, 1)), [])})
+    graded = run_of(tmp_path / "graded", "stsb", {"submit": rows("classification", np.ones((1379, 2)), ["a", "b"])})
     alien = run_of(tmp_path / "alien", "wnut17", {})
     blind = run_of(tmp_path / "blind", "cola", {})
     attack = run_of(tmp_path / "attack", "cola", {}, stage="robustness")
@@ -168,6 +171,8 @@ def test_what_the_server_would_refuse_is_refused(glue: dict[str, Path], tmp_path
         ([short], "predicts 2999 rows, RTE.tsv has 3000"),
         ([glue["rte"], twin], "are both of rte; give one of them, or their ensemble"),
         ([classes], "has classes a, b, RTE.tsv entailment, not_entailment"),
+        ([numbers], r"numbers is of kind regression, CoLA\.tsv takes classification; leave it out of --runs"),
+        ([graded], r"graded is of kind classification, STS-B\.tsv takes regression; leave it out of --runs"),
         ([alien], "is of task wnut17, GLUE has cola"),
         ([blind], "has no predictions/submit.npz: its data had no file for CoLA.tsv; make the run again with one"),
         ([attack], "is of stage robustness, allowed: finetune, score, ensemble"),
@@ -217,7 +222,14 @@ def test_an_ensemble_averages_probabilities_and_can_be_submitted(tmp_path: Path)
     found = np.stack(load_predictions(out / FOLDER / "submit.npz").predictions.logits)
     np.testing.assert_allclose(np.exp(found), np.mean([softmax(one, axis=-1) for one in members], axis=0), rtol=1e-6)
     submit(SubmitConfig(runs=(out,), out=tmp_path / "x.zip", partial=True))
-    ensemble(EnsembleConfig(runs=tuple(runs[:2]), out=out))  # an ensemble may be replaced
+    ensemble(EnsembleConfig(runs=tuple(runs), out=out))  # the same once more
+    before = (out / record.NAME).read_bytes()
+    fewer = EnsembleConfig(runs=tuple(runs[:2]), out=out)
+    with pytest.raises(RequestError, match=r"three is an ensemble of other runs; set another --out, or --overwrite"):
+        ensemble(fewer)
+    assert (out / record.NAME).read_bytes() == before
+    ensemble(replace(fewer, overwrite=True))
+    assert len(record.read(out / record.NAME)[0]["members"]) == 2
 
 
 def stored(kind: Kind, logits: list, gold: list[Label]) -> Stored:

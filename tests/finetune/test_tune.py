@@ -195,9 +195,19 @@ def test_an_earlier_choice_that_cannot_be_removed_is_told_before_anything_is_tra
     given: Given, tmp_path: Path
 ) -> None:
     (tmp_path / "runs/best.yaml").mkdir(parents=True)
+    (tmp_path / "runs/trials.csv").write_text("task,method,trial,dev,settings,error\n")
     with pytest.raises(WorkError, match=r"best\.yaml cannot be written: Is a directory"):
         tune(given(**USUAL))
     assert not list((tmp_path / "runs").glob("trial-*"))
+
+
+@pytest.mark.parametrize("name", ["best.yaml", "trials.csv"])
+def test_a_file_of_ones_own_is_not_taken_for_an_earlier_search(given: Given, tmp_path: Path, name: str) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / name).write_text("mine")
+    with pytest.raises(RequestError, match=rf"{name} is no search's \(trials\.csv\).*move it, or set another --out"):
+        tune(given(**USUAL))
+    assert [(path.name, path.read_text()) for path in (tmp_path / "runs").iterdir()] == [(name, "mine")]
 
 
 def test_worker_1_leaves_the_choice_to_worker_0(given: Given, tmp_path: Path) -> None:
@@ -244,6 +254,7 @@ def test_a_method_whose_trials_all_fail_is_an_error(
     monkeypatch.setattr("finetune.sweep.train", failing(["freelb"], [0, 1, 2]))
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/best.yaml").write_text("colours: {freelb: {radius: 0.4}}")  # an earlier search's
+    (tmp_path / "runs/trials.csv").write_text("task,method,trial,dev,settings,error\n")
     with pytest.raises(WorkError, match="colours: all trials of freelb have failed; the first: loss of step 1"):
         tune(given(**USUAL))
     assert yaml.safe_load((tmp_path / "runs/best.yaml").read_text()) == {}
@@ -257,10 +268,13 @@ def test_a_method_whose_trials_all_fail_is_an_error(
         ({"search": {"freelb.radius": [0, 0.1]}}, r"search.freelb.radius = 0, 0.1: allowed: 0 < least"),
         ({"search": {"freelb.passes": [3, 2]}}, r"search.freelb.passes = 3, 2: allowed: least < greatest"),
         ({"search": {"freelb.passes": [2, 3.5]}}, r"search.freelb.passes = 2, 3.5: allowed: two whole numbers"),
-        ({"search": {"freelb.radios": [1, 2]}}, "freelb.radios is no number among the methods' settings"),
+        (
+            {"search": {"freelb.radios": [1, 2]}},
+            r"freelb.radios is no number among the methods' settings \(allowed: freelb.radius, .*freelb.passes\); mend",
+        ),
         ({"search": {"freelb": [1, 2]}}, "freelb is no number among"),
         ({"search": {"freelb.dropout": [1, 2]}}, "freelb.dropout is no number among"),
-        ({"search": {"optim.lr": [1e-5, 1e-4]}}, "optim.lr is no number among the methods' settings"),
+        ({"search": {"optim.lr": [1e-5, 1e-4]}}, "optim.lr is no number among the methods' settings; mend"),
         ({"search": {"outside.size": [1, 2]}}, "search has no range of vanilla, freelb"),
         ({"search": {}}, "search.* give at least 1"),
         ({"search": {"pgd.radius": [0.1, 0.2]}}, "search has no range of vanilla, freelb; set --search"),

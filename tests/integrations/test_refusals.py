@@ -137,6 +137,10 @@ def test_what_was_set_after_the_trainer_was_built(tmp_path: Path) -> None:
     trainer.args.label_smoothing_factor = 0.1
     with pytest.raises(RequestError, match="label_smoothing_factor"):
         trainer.train()
+    trainer = build(tmp_path)
+    trainer.model = trainer.model_wrapped = tiny_bert("classification")
+    with pytest.raises(RequestError, match=r"trainer\.model is another than .*; build a trainer for it"):
+        trainer.train()
     trainer = build(tmp_path, "smart")
     trainer.model.to(torch.bfloat16)  # as an evaluation with bf16_full_eval leaves it
     with pytest.raises(RequestError, match=r"smart\.radius.*bf16"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch, Kind
@@ -245,6 +245,19 @@ def test_asking_on_after_the_data_have_ended_clears_nothing(tmp_path: Path) -> N
     assert trainer.get_batch_samples(iter(()), 1, torch.device("cpu")) == ([], None)
     assert trainer.adversary is not None
     assert all(p.grad is None for p in trainer.adversary.parameters())
+
+
+def test_a_model_that_takes_no_mask_is_given_none(tmp_path: Path) -> None:
+    class NoMask(BertForSequenceClassification):
+        def forward(self, input_ids: Any = None, labels: Any = None) -> Any:  # type: ignore[override]
+            return super().forward(input_ids, labels=labels)
+
+    data: Any = [{name: row[name] for name in ("input_ids", "labels")} for row in rows("classification", 8)]
+    config: Any = tiny_bert("classification").config
+    model = NoMask(config)
+    for method in ("vanilla", "asa", "yopo"):
+        trainer = AdversarialTrainer(model, arguments(tmp_path, max_steps=1), train_dataset=data, method=method)
+        assert trainer.train().global_step == 1
 
 
 def test_answers_that_a_question_does_not_have_are_no_rows() -> None:
