@@ -28,6 +28,7 @@ from keys import (
     as_list,
     as_yaml,
     entry,
+    flag_of,
     keys_of,
     names_of,
     quoted,
@@ -317,6 +318,12 @@ class _Parser(ArgumentParser):
         if unknown := unknown_key(line):
             hint = difflib.get_close_matches(unknown, field_names(self.cls), n=1, cutoff=0.5)
             fail(f"unknown key {unknown!r}; {did_you_mean(hint)}--help lists all keys")
+        if missing := re.search(r"the following arguments are required: (.+)", line):
+            hints = {name: type_of(self.cls, name) for name in missing[1].split(", ")}
+            fail(
+                f"not given: {missing[1]}; set "
+                + ", ".join(f"{flag_of(*one)} ({told(one[1])})" for one in hints.items())
+            )
         if bare := re.search(r"argument (--[\w.]+): expected one argument", line):
             fail(f"{bare[1]} has no value; one that begins with - is given as {bare[1]}=VALUE")
         if stray := re.search(r"unrecognized arguments: (\S+)", line):
@@ -336,8 +343,7 @@ def _with_flag(cls: Any, message: str) -> str:
     why = own[1].strip().removeprefix("Value error, ") if own else f"allowed: {told(hint)}"
     if inner := re.match(r"NestedArg\(key='([\w.]+)'", found[3]):  # its words for OUT.KEY where OUT has no keys
         return f"unknown key '{found[1]}.{inner[1]}'; --help lists all keys"
-    flag = found[1] + (".KEY" if is_dataclass(hint) else ".NAME" if get_origin(hint) is dict else "")
     value = found[3].strip('"') or "''"
     if value in ("True", "False") and "text" in why:
         why += " (yes, no, on and off are truths in YAML: put them in quotes)"
-    return f"{found[1]} = {value}: {why}; set --{flag}"
+    return f"{found[1]} = {value}: {why}; set {flag_of(found[1], hint)}"

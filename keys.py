@@ -264,6 +264,11 @@ def type_of(cls: Any, key: str, bounds: bool = False) -> Any:
     return cls
 
 
+def flag_of(name: str, hint: Any) -> str:
+    """The flag that sets a key of this type, or a part of it."""
+    return f"--{name}" + (".KEY" if is_dataclass(hint) else ".NAME" if get_origin(hint) is dict else "")
+
+
 def told(hint: Any) -> str:
     """A type as one says it to those who write no Python."""
     inner = get_args(hint)

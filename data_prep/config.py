@@ -96,7 +96,7 @@ class BuildConfig:
     dedup: Annotated[float | None, Field(ge=0.7, le=1)] = None
     """Share of word five-grams in common (Jaccard, estimated) from which documents are duplicates, of which the first
     stays; 1: equal texts alone are; unset: duplicates stay."""
-    length: Annotated[int, Field(ge=8)] = 128
+    length: Annotated[int, Field(ge=8, le=2**16)] = 128
     """Token ids per row, special tokens included."""
     packing: Literal["packed", "single"] = "packed"
     """packed: documents follow each other, long ones go on in the next row; single: one a row, cut or padded."""

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,12 @@ class Encoder:
 
     def __init__(self, path: Path) -> None:
         content = path.read_text(encoding="utf-8")
-        backend = Tokenizer.from_str(content)
-        # A saved tokenizer may carry truncation and padding, which would lose text.
-        backend.no_truncation()
-        backend.no_padding()
-        # A "[MASK]" written in an article is text, not the mask token.
-        backend.encode_special_tokens = True
-        self._dtype = storage_type(max(backend.get_vocab().values()) + 1)
-        self._backend = backend
+        known = json.loads(content)
+        self._backend = _whole_texts(content)
+        self._dtype = storage_type(max(self._backend.get_vocab().values()) + 1)
+        self._path, self._special = path, _special_pieces(known)
         words = _Known(lambda word: self._whole(word).tobytes())
         chunks = _Known(lambda chunk: b"".join(map(words.__getitem__, _WORD.findall(chunk))))
-        known = json.loads(content)
         self._cut: Callable[[str], list[str | Any]] = lambda text: text.split(" ")
         self._chunks = chunks if _cuts_around_signs(known) else None
         if _cuts_before_spaces(known):
@@ -52,7 +48,44 @@ class Encoder:
         return np.frombuffer(b"".join(map(self._chunks.__getitem__, self._cut(text))), self._dtype)
 
     def _whole(self, text: str) -> NDArray[np.unsignedinteger]:
-        return np.array(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids, self._dtype)
+        ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return np.array(ids if self._special.isdisjoint(ids) else self._literally(text), self._dtype)
+
+    def _literally(self, text: str) -> list[int]:
+        literal, unknown = self._literal
+        ids = literal.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        rest = [] if unknown is None else [unknown]  # where a special token's signs have no pieces of their own
+        return [one for token in ids for one in (rest if token in self._special else [token])]
+
+    @cached_property
+    def _literal(self) -> tuple[Tokenizer, int | None]:
+        """The tokenizer with special tokens the least likely of its pieces, and the id of what it has none for. Not for
+        every text: a piece's least score is also what unknown signs are weighed by."""
+        known = json.loads(self._path.read_text(encoding="utf-8"))
+        for token in self._special:
+            known["model"]["vocab"][token][1] = -1e9
+        return _whole_texts(json.dumps(known)), known["model"]["unk_id"]
+
+
+def _whole_texts(content: str) -> Tokenizer:
+    """The tokenizer in this JSON, by which texts stay whole and hold no special tokens."""
+    backend = Tokenizer.from_str(content)
+    # A saved tokenizer may carry truncation and padding, which would lose text.
+    backend.no_truncation()
+    backend.no_padding()
+    # A "[MASK]" written in an article is text, not the mask token.
+    backend.encode_special_tokens = True
+    return backend
+
+
+def _special_pieces(backend: dict[str, Any]) -> set[int]:
+    """Ids of special tokens that a text's pieces may be: Unigram has them in its vocabulary, with the best score there
+    is. The one for unknown signs is left to them."""
+    if backend["model"]["type"] != "Unigram":
+        return set()
+    pieces = range(len(backend["model"]["vocab"]))
+    special = {token["id"] for token in backend["added_tokens"] if token["special"] and token["id"] in pieces}
+    return special - {backend["model"]["unk_id"]}
 
 
 class _Known(dict[str, bytes]):

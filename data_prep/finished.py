@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
+from asa.places import check_folder
 from data_prep import hub
 from data_prep.parts import bar
 from data_prep.workspace import discard
 
 # Raised whenever the same input would give other documents or rows than before.
-RECIPE = 14
+RECIPE = 15
 _CHUNK = 2**22
 # What may stand in a finished folder of a kind, as patterns of names; every other kind is a build's.
 _OURS = {
@@ -51,6 +53,8 @@ def is_up_to_date(out: Path, parts: dict[str, Path], expected: dict[str, Any], o
         `expected`.
     Raises: RequestError when `out` holds anything else and must be left alone; WorkError when it is damaged.
     """
+    if not os.path.lexists(out):
+        check_folder(out, "--out")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     kind, first = next(iter(parts.items()))

@@ -16,14 +16,18 @@ def is_hub(source: str) -> bool:
 
 
 def identity(source: str) -> dict[str, str]:
-    """The data set's name and state: its commit on the hub, or the hashes of a local folder's files.
+    """The data set's name and state: its commit on the hub, or the hashes of a local folder's files
+    and their names, which tell splits.
 
     Raises: as files.
     """
     name, _, _ = spelt(source)
     if Path(name).is_dir():
         files = sorted(path for path in Path(name).rglob("*") if path.is_file())
-        return {"name": label(source), "sha256": " ".join(map(file_sha256, files))}
+        return {
+            "name": label(source),
+            "sha256": " ".join(f"{path.relative_to(name).as_posix()} {file_sha256(path)}" for path in files),
+        }
     return {"name": label(source), "revision": _revision(name)}
 
 

@@ -168,7 +168,7 @@ def _damage(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
         detail = " ".join(str(error).split())[:200]
         raise WorkError(f"{path} is truncated or damaged ({detail}); fetch it again") from None
 

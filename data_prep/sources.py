@@ -10,6 +10,7 @@ Where a part ends follows from the inputs' sizes alone. Names ending in
 """
 
 import glob
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -71,12 +72,16 @@ def find(inputs: list[Path], flag: str) -> list[str]:
 def _check(source: str, flag: str) -> None:
     if hub.is_hub(source):
         return
-    if not Path(source).is_file():
+    if not os.path.isfile(source):  # Path's own raises for too long a name
         raise RequestError(f"no file {source}; give existing ones with {flag}")
     try:
         Path(source).open("rb").close()
     except OSError as error:
         raise RequestError(f"{source} cannot be read ({error.strerror}); mend that or set {flag}") from None
+    try:
+        source.encode()  # a document's id holds it
+    except UnicodeEncodeError:
+        raise RequestError(f"the name {source!a} is no UTF-8; rename the file, or set {flag}") from None
     wrong = source.endswith((".txt.bz2", ".jsonl.bz2"))
     if wrong or not source.endswith((*dump.ENDINGS, *own.ENDINGS)):
         allowed = ", ".join((*dump.ENDINGS, *own.ENDINGS))

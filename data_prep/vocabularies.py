@@ -4,8 +4,11 @@ The same text gives the same bytes for any number of threads. For that the libra
 numbers the pieces it meets in the order of a hash table, so every single character is named to it beforehand.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from threading import Thread
 from typing import Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -19,6 +22,7 @@ SPECIAL = {
 }
 _CONTINUES = "##"
 _MOST_LETTERS = 1000
+_LONGEST = 1000  # characters without a space between them
 
 
 def train(kind: Kind, texts: Texts, size: int, lowercase: bool, segments: int) -> Tokenizer:
@@ -26,7 +30,8 @@ def train(kind: Kind, texts: Texts, size: int, lowercase: bool, segments: int) -
 
     Args: lowercase folds case (and, in WordPiece, strips accents); segments is 1 or 2: the token types of the model.
     """
-    tokenizer = _wordpiece(texts, size, lowercase) if kind == "wordpiece" else _bpe(texts, size, lowercase)
+    make = _wordpiece if kind == "wordpiece" else _bpe
+    tokenizer = _apart(lambda: make(lambda: map(_without_runs, texts()), size, lowercase))
     special = SPECIAL[kind]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.values()])
     cls, sep, second = special["cls"], special["sep"], segments - 1
@@ -36,6 +41,28 @@ def train(kind: Kind, texts: Texts, size: int, lowercase: bool, segments: int) -
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
     )
     return tokenizer
+
+
+def _apart(work: Callable[[], Tokenizer]) -> Tokenizer:
+    """In a thread, so that a signal ends the command: the library is deaf to them for as long as it counts pairs."""
+    done: Future[Tokenizer] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # the caller's, which waits
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return done.result()
+
+
+def _without_runs(text: str) -> str:
+    """With a break in what goes on for longer without a space than any word: the library takes as one of these, a
+    table of hex digits or letters, the square of its length."""
+    if len(text) <= _LONGEST or max(map(len, text.split()), default=0) <= _LONGEST:
+        return text
+    return re.sub(rf"(\S{{{_LONGEST}}})(?=\S)", "\\1\n", text)
 
 
 def _wordpiece(texts: Texts, size: int, lowercase: bool) -> Tokenizer:

@@ -16,7 +16,7 @@ from asa.config import from_dict
 from asa.errors import RequestError, WorkError
 from asa.families import family
 from asa.methods import METHODS, OURS
-from asa.methods.limits import slow_adversary
+from asa.methods.limits import rounding, slow_adversary
 from asa.places import check_folder
 from asa.tokenizer import for_words, load_tokenizer, reader_sha256
 from finetune import lineage, state
@@ -57,6 +57,7 @@ class Sweep:
             self.tasks = {name: unscored(task) for name, task in self.tasks.items()}
         self.cells = cells_of(given, list(self.tasks.values()), trials)
         notes = [*_seen(config.models.values(), self.tasks.values()), *_published(config, given), *_fresh(config)]
+        notes += (line for cell in self.cells for line in rounding(cell.config.precision, torch.cuda.is_available()))
         self.notes = list(dict.fromkeys((*notes, *_slow(self.cells))))
         self.facts = {cell.run: facts_of(cell, self.tasks[cell.run.task], given) for cell in self.cells}
         # One of another request is refused before anything is trained.

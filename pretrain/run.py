@@ -14,7 +14,7 @@ from asa.config import to_dict
 from asa.engine import Engine
 from asa.hf import checkpoint_activations
 from asa.methods import METHODS, Method, groups_unread
-from asa.methods.limits import slow_adversary
+from asa.methods.limits import rounding, slow_adversary
 from asa.record import environment
 from asa.rtd import ReplacedTokenModel
 from asa.tokenizer import load_tokenizer
@@ -24,11 +24,6 @@ from pretrain.data import Batches
 from pretrain.faults import Faults
 from pretrain.objective import Objective, objective_of
 from pretrain.resume import inputs, threads
-
-ROUNDED = (
-    "note: in bf16 on a CPU torch rounds sums over the tokens of a micro-batch, so that gradients of LayerNorms and"
-    " embeddings are too small and depend on micro_batch; take fp32 for figures that count"
-)
 
 
 @dataclass
@@ -59,7 +54,7 @@ def build(config: PretrainConfig, device: torch.device, found: Path | None = Non
     module, notes = objective.build(config, config.asa if method.uses_adversary else None)
     if method.uses_adversary and (told := slow_adversary(config.optim.eps, config.asa.reversal)):
         notes = [*notes, f"note: {told}; set --optim.eps or --asa.reversal"]
-    for note in [*notes, ROUNDED] if config.precision == "bf16" and device.type == "cpu" else notes:
+    for note in [*notes, *rounding(config.precision, device.type == "cuda")]:
         say(note)
     if config.activation_checkpointing:
         for part in module.children():

@@ -14,10 +14,21 @@ SLOWING = 1.01e-4  # Adam's eps / asa.reversal above which the adversary learns 
 HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
 
 
+ROUNDED = (
+    "note: in bf16 on a CPU torch rounds sums over the tokens of a micro-batch, so that gradients of LayerNorms and"
+    " embeddings are too small and depend on micro_batch; take fp32 for figures that count"
+)
+
+
 def check_precision(precision: Precision, cuda: bool) -> None:
     """Raises RequestError for an arithmetic that the processor does not have; `cuda`: a GPU is there."""
     if precision == "fp16" and not cuda:
         raise RequestError("precision fp16 needs a GPU and none is present; set --precision fp32 (or bf16)")
+
+
+def rounding(precision: Precision, cuda: bool) -> list[str]:
+    """What a run in this arithmetic is to be told."""
+    return [ROUNDED] if precision == "bf16" and not cuda else []
 
 
 def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -> Method:

@@ -95,7 +95,8 @@ def trainable(task: Task, config: FinetuneConfig) -> Task:
     """The task itself. Raises: RequestError for one that has no rows to train on, or whose scored rows choose as well
     where that is not asked for."""
     if "train" not in task.splits:
-        raise RequestError(f"task {task.name!r} has no training rows, it can only be scored; leave it out of --tasks")
+        advice = "leave it out of --tasks" if task.name in config.tasks else "set --task.train"
+        raise RequestError(f"task {task.name!r} has no training rows, it can only be scored; {advice}")
     dev, test = (_content(task.splits[name]) for name in ("dev", "test"))
     if not config.paper_compat and test <= dev:
         what = "the same rows in dev and test" if test == dev else "all rows of test in dev as well"

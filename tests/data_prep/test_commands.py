@@ -123,6 +123,8 @@ def test_a_damaged_dump_leaves_nothing(
         ({"shard": "00/2"}, "shard"),
         ({"lenght": 128}, "did you mean 'length'"),
         ({"dumps": "[]", "leads": "null"}, "nothing to build"),
+        ({"length": 10**6}, "allowed: 8 <= length <= 65536"),
+        ({"out": "a" * 300}, "is no place to write (File name too long); set another --out"),
         ({"dumps": "[]", "min_chars": 60}, "min_chars = 60, which --dumps alone is held to; leave --min_chars out"),
     ],
 )

@@ -4,6 +4,7 @@ import bz2
 import io
 import itertools
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -189,6 +190,8 @@ def test_globs_and_an_index_beside_the_dump(tmp_path: Path, monkeypatch: pytest.
     ("inputs", "said"),
     [
         (["none.xml"], "no file none.xml"),
+        (["a" * 300 + ".txt"], "aaa.txt; give existing ones"),
+        (["caf*.jsonl"], r"the name 'caf\udce9.jsonl' is no UTF-8; rename the file"),
         (["*.nothing"], "no file matches"),
         (["a.csv"], "must end in one of"),
         (["a.jsonl.bz2"], "must end in one of"),
@@ -204,6 +207,7 @@ def test_globs_and_an_index_beside_the_dump(tmp_path: Path, monkeypatch: pytest.
 def test_wrong_requests(inputs: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.csv", "a.txt", "a.jsonl.bz2"):
         (tmp_path / name).write_text("text")
+    Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.jsonl")).write_text("text")
     (tmp_path / "link.txt").symlink_to("a.txt")
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -220,6 +224,13 @@ def test_a_file_that_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Path, "open", refused)  # root may read any
     with pytest.raises(RequestError, match=r"a\.txt cannot be read \(Permission denied\)"):
         read(tmp_path / "a.txt")
+
+
+def test_an_id_that_is_no_date_of_pythons(tmp_path: Path) -> None:
+    table = pa.table({"text": [prose(1)], "id": pa.array([2**62], pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(WorkError, match=r"a\.parquet is truncated or damaged \(date value out of range\)"):
+        read(tmp_path / "a.parquet")
 
 
 NESTED = '{"text": "x", "more": ' + "[" * 200_000 + "]" * 200_000 + "}"
@@ -292,7 +303,11 @@ def data_set(tmp_path: Path) -> str:
 def test_a_data_set_is_streamed_a_file_at_a_time(data_set: str) -> None:
     assert hub.files(data_set) == 5
     assert read(data_set) == DOCUMENTS
-    assert len(hub.identity(data_set)["sha256"].split()) == 5
+    before = hub.identity(data_set)
+    assert len(before["sha256"].split()) == 2 * 5
+    folder = Path(data_set.removeprefix("hub:"))
+    (folder / "train-0.parquet").rename(folder / "test-0.parquet")
+    assert hub.identity(data_set) != before, "names tell the split"
 
 
 def test_where_a_data_set_lies_leaves_no_trace(data_set: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, BertConfig, RobertaConfig
 
 from asa import manifest
@@ -144,6 +144,29 @@ def test_byte_level_pieces_give_the_ids_of_the_whole(normalizer: normalizers.Nor
     assert_same_ids(by_piece, whole, st.sampled_from([*words, *spaces, " "]) | st.text(max_size=3))
 
 
+@pytest.mark.parametrize("signs", ["<s>/kpadm", "s/kpadm"])
+def test_no_piece_of_a_unigram_is_a_special_token(signs: str, tmp_path: Path) -> None:
+    """As XLM-R has it: special tokens stand in the vocabulary, with the best score there is."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    vocabulary = [
+        *((one, 0.0) for one in special[:4]),
+        *((one, -5.0) for one in ["\u2581", "ab", *signs]),
+        ("<mask>", 0.0),
+    ]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(path := tmp_path / "tokenizer.json"))
+    pieces = [tokenizer.id_to_token(token) for token in Encoder(path).encode("ab <s>ab</s> <mask> ab").tolist()]
+    assert not {"<s>", "</s>", "<mask>", "<pad>"} & set(pieces)
+    assert pieces.count("ab") == 3
+    if "<" in signs:
+        assert "".join(pieces) == "\u2581ab\u2581<s>ab</s>\u2581<mask>\u2581ab"
+    else:
+        assert "<unk>" in pieces
+    assert Encoder(path).encode("ab a").tolist() == tokenizer.encode("ab a", add_special_tokens=False).ids
+
+
 def test_byte_level_tokenizers_that_add_a_space_are_asked_for_the_whole(tmp_path: Path) -> None:
     tokenizer, path = byte_level(tmp_path)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -259,6 +282,14 @@ def test_a_trained_vocabulary_and_its_model(kind: str, trained: Path) -> None:
     assert tokenizer.unk_token_id not in batch["input_ids"]
     decoded = tokenizer.decode(tokenizer("the river science").input_ids, skip_special_tokens=True)
     assert decoded == "the river science"
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_run_of_letters_without_end_is_no_word(kind: vocabularies.Kind) -> None:
+    """One of 1.5 MB did not end within ten minutes."""
+    words = "the river and the city " * 99
+    trained = vocabularies.train(kind, lambda: iter([words, "x" * 400_000, words]), 300, False, 2)
+    assert {"the", "river"} <= {token.strip("\u0120") for token in trained.get_vocab()}
 
 
 @pytest.mark.parametrize("lowercase", [False, True])

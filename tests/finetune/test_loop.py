@@ -256,6 +256,8 @@ def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(
     (note,) = Sweep(given(**wanted, methods=["asa", "vanilla"])).notes
     assert note == "--adversary exported: no adversary.safetensors in tiny, where those of asa are fresh"
     assert Sweep(given(**wanted, methods=["vanilla"])).notes == []
+    half = Sweep(given(**wanted, methods=["vanilla", "r_drop"], engine="deepspeed", precision="bf16")).notes
+    assert [line[:40] for line in half] == ["note: in bf16 on a CPU torch rounds sums"]
     sweep(given(**wanted, methods=["asa", "vanilla"]))
     starts = [events(tmp_path / "runs", f"{name}-asa-0")[0] for name in ("asa", "tiny")]
     assert [start["adversary"] for start in starts] == ["exported", "fresh"]

@@ -376,6 +376,10 @@ def test_the_command_line_trains_and_refuses(
     assert capsys.readouterr().err.endswith(
         "--length has no value; one that begins with - is given as --length=VALUE\n"
     )
+    assert command(monkeypatch, "run", *given[:2]) == 2
+    assert capsys.readouterr().err == (
+        "error: not given: models, out; set --models.NAME (names, each with a path), --out (a path)\n"
+    )
     slow = ["--methods", "asa", *short[2:], "--recipes", "false"]
     assert command(monkeypatch, "run", *given, *slow, "--optim.eps", "1e-6") == 0
     assert (

@@ -401,7 +401,7 @@ def test_subsets_and_further_files_are_scored_apart(tmp_path: Path) -> None:
         "y": 6,
     }
     assert {name for name, split in found.splits.items() if split.labels} == {"test", "again", "x", "y"}
-    with pytest.raises(RequestError, match="task 'own' has no training rows"):
+    with pytest.raises(RequestError, match=r"task 'own' has no training rows, .* scored; set --task\.train"):
         trainable(found, from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out"}))
 
 
