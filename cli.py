@@ -320,10 +320,9 @@ class _Parser(ArgumentParser):
             fail(f"unknown key {unknown!r}; {did_you_mean(hint)}--help lists all keys")
         if missing := re.search(r"the following arguments are required: (.+)", line):
             hints = {name: type_of(self.cls, name) for name in missing[1].split(", ")}
-            fail(
-                f"not given: {missing[1]}; set "
-                + ", ".join(f"{flag_of(*one)} ({told(one[1])})" for one in hints.items())
-            )
+            first = {self.positional: "the first arguments: "}
+            flags = (f"{flag_of(*one)} ({first.get(one[0], '')}{told(one[1])})" for one in hints.items())
+            fail(f"not given: {missing[1]}; set {', '.join(flags)}")
         if bare := re.search(r"argument (--[\w.]+): expected one argument", line):
             fail(f"{bare[1]} has no value; one that begins with - is given as {bare[1]}=VALUE")
         if stray := re.search(r"unrecognized arguments: (\S+)", line):

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from tokenizers import Tokenizer
 
 # Pieces of text kept with their ids, and the longest of them: at most about 100 MB for each of two tables.
 _KEPT, _LETTERS = 2**19, 32
+_NO_TEXT = 4 * "\U0010ffff"  # a code point that stands for no character, and so for nobody's
 # What BERT's pre-tokenizer always sets apart, and what is between.
 _WORD = re.compile(r"[\n!-/:-@\[-`{-~]|[^\n!-/:-@\[-`{-~]+")
 # Where GPT-2's pre-tokenizer always cuts: a word or sign takes the one space before it.
@@ -28,11 +28,14 @@ class Encoder:
     """The tokenizer in a tokenizer.json; texts are encoded whole, without special tokens."""
 
     def __init__(self, path: Path) -> None:
-        content = path.read_text(encoding="utf-8")
-        known = json.loads(content)
-        self._backend = _whole_texts(content)
+        known = json.loads(path.read_text(encoding="utf-8"))
+        self._backend = Tokenizer.from_str(json.dumps(_without_special_pieces(known)))
+        # A saved tokenizer may carry truncation and padding, which would lose text.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        # A "[MASK]" written in an article is text, not the mask token.
+        self._backend.encode_special_tokens = True
         self._dtype = storage_type(max(self._backend.get_vocab().values()) + 1)
-        self._path, self._special = path, _special_pieces(known)
         words = _Known(lambda word: self._whole(word).tobytes())
         chunks = _Known(lambda chunk: b"".join(map(words.__getitem__, _WORD.findall(chunk))))
         self._cut: Callable[[str], list[str | Any]] = lambda text: text.split(" ")
@@ -48,44 +51,26 @@ class Encoder:
         return np.frombuffer(b"".join(map(self._chunks.__getitem__, self._cut(text))), self._dtype)
 
     def _whole(self, text: str) -> NDArray[np.unsignedinteger]:
-        ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return np.array(ids if self._special.isdisjoint(ids) else self._literally(text), self._dtype)
-
-    def _literally(self, text: str) -> list[int]:
-        literal, unknown = self._literal
-        ids = literal.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        rest = [] if unknown is None else [unknown]  # where a special token's signs have no pieces of their own
-        return [one for token in ids for one in (rest if token in self._special else [token])]
-
-    @cached_property
-    def _literal(self) -> tuple[Tokenizer, int | None]:
-        """The tokenizer with special tokens the least likely of its pieces, and the id of what it has none for. Not for
-        every text: a piece's least score is also what unknown signs are weighed by."""
-        known = json.loads(self._path.read_text(encoding="utf-8"))
-        for token in self._special:
-            known["model"]["vocab"][token][1] = -1e9
-        return _whole_texts(json.dumps(known)), known["model"]["unk_id"]
+        return np.array(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids, self._dtype)
 
 
-def _whole_texts(content: str) -> Tokenizer:
-    """The tokenizer in this JSON, by which texts stay whole and hold no special tokens."""
-    backend = Tokenizer.from_str(content)
-    # A saved tokenizer may carry truncation and padding, which would lose text.
-    backend.no_truncation()
-    backend.no_padding()
-    # A "[MASK]" written in an article is text, not the mask token.
-    backend.encode_special_tokens = True
-    return backend
-
-
-def _special_pieces(backend: dict[str, Any]) -> set[int]:
-    """Ids of special tokens that a text's pieces may be: Unigram has them in its vocabulary, with the best score there
-    is. The one for unknown signs is left to them."""
-    if backend["model"]["type"] != "Unigram":
-        return set()
-    pieces = range(len(backend["model"]["vocab"]))
-    special = {token["id"] for token in backend["added_tokens"] if token["special"] and token["id"] in pieces}
-    return special - {backend["model"]["unk_id"]}
+def _without_special_pieces(known: dict[str, Any]) -> dict[str, Any]:
+    """The tokenizer with special tokens by other names, the one for unknown signs apart: in many a vocabulary they are
+    pieces too, in a Unigram's with the best score there is, and would be found in what is written in a text."""
+    model, added = known["model"], known["added_tokens"]
+    listed = isinstance(vocabulary := model["vocab"], list)  # a Unigram's, with scores
+    pieces = {piece for piece, _ in vocabulary} if listed else vocabulary.keys()
+    unknown = vocabulary[model["unk_id"]][0] if listed and model["unk_id"] is not None else model.get("unk_token")
+    special = {token["content"] for token in added if token["special"]} & pieces - {unknown}
+    named = {piece: _NO_TEXT + piece if piece in special else piece for piece in pieces}
+    renamed = (
+        [[named[piece], score] for piece, score in vocabulary]
+        if listed
+        else {named[piece]: token for piece, token in vocabulary.items()}
+    )
+    # Those outside the vocabulary stay: their number gives later ones their ids.
+    kept = [token for token in added if token["content"] not in special]
+    return {**known, "model": {**model, "vocab": renamed}, "added_tokens": kept}
 
 
 class _Known(dict[str, bytes]):

@@ -47,21 +47,27 @@ def ensemble(config: EnsembleConfig) -> None:
         if other := sorted(set(names) ^ set(splits[0])):
             raise RequestError(f"{run} and {config.runs[0]} have not both {FOLDER}/{other[0]}; give others by {FLAG}")
     facts = _facts(config.runs, starts)
-    _check_place(config, facts["inputs"]["sha256"])
+    made = _made_before(config, facts["inputs"]["sha256"])
     for run in config.runs:
         check_own(run / FOLDER, finished(run, FLAG)[1])
     means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
-    clear(config.out, record.NAME)
-    with closing(Record(config.out, facts)) as log:
-        end: dict[str, Any] = {}
-        for split, one in means.items():
-            save_predictions(config.out / FOLDER / f"{split}.npz", one)
-            if one.gold is not None:
-                end |= {f"{split}_{name}": value for name, value in score(one.predictions, one.gold, one).items()}
-        log.end({**end, "seconds": round(time.perf_counter() - began, 3)})
+    if not made:
+        _write(config.out, facts, means, began)
+    end = {name: value for name, value in finished(config.out, "--out")[1].items() if name.startswith(tuple(means))}
     for run in config.runs:
         _print(str(run), finished(run, FLAG)[1], end)
     _print(str(config.out), end, end)
+
+
+def _write(out: Path, facts: dict[str, Any], means: dict[str, Stored], began: float) -> None:
+    clear(out, record.NAME)
+    with closing(Record(out, facts)) as log:
+        end: dict[str, Any] = {}
+        for split, one in means.items():
+            save_predictions(out / FOLDER / f"{split}.npz", one)
+            if one.gold is not None:
+                end |= {f"{split}_{name}": value for name, value in score(one.predictions, one.gold, one).items()}
+        log.end({**end, "seconds": round(time.perf_counter() - began, 3)})
 
 
 def mean(runs: Sequence[Path], name: str) -> Stored:
@@ -135,17 +141,25 @@ def _same_rows(starts: dict[Path, dict[str, Any]]) -> None:
         )
 
 
-def _check_place(config: EnsembleConfig, members: list[str]) -> None:
-    """Raises RequestError where something stands at `out` that is no ensemble, one of other members that is to stay, or
-    what is needed for this one. Args: members, the hashes of their records."""
+def _made_before(config: EnsembleConfig, members: list[str]) -> bool:
+    """Whether this very ensemble stands at `out`: it stays, so that one of which it is a member is made before too.
+
+    Args: members, the hashes of their records. Raises RequestError where something else stands there that is to stay.
+    """
     out = config.out
     if inside := [run for run in config.runs if run.resolve().is_relative_to(out.resolve())]:
         raise RequestError(f"{inside[0]} is one of the runs and would be removed with {out}; set another --out")
     replaceable(out, "ensemble")
-    if record.finished(out / record.NAME) and not config.overwrite:
-        before = record.read(out / record.NAME)[0].get("inputs", {}).get("sha256", [])
-        if sorted(before) != sorted(members):
-            raise RequestError(f"{out} is an ensemble of other runs; set another --out, or --overwrite true")
+    if config.overwrite or not record.finished(out / record.NAME):
+        return False
+    start, end = finished(out, "--out")
+    if sorted(start.get("inputs", {}).get("sha256", [])) != sorted(members):
+        raise RequestError(
+            f"{out} is an ensemble of other runs, or of these before they were made again; set another --out, or"
+            " --overwrite true"
+        )
+    check_own(out / FOLDER, end)
+    return True
 
 
 def _facts(runs: Sequence[Path], starts: dict[Path, dict[str, Any]]) -> dict[str, Any]:

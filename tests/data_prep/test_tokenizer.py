@@ -144,27 +144,52 @@ def test_byte_level_pieces_give_the_ids_of_the_whole(normalizer: normalizers.Nor
     assert_same_ids(by_piece, whole, st.sampled_from([*words, *spaces, " "]) | st.text(max_size=3))
 
 
-@pytest.mark.parametrize("signs", ["<s>/kpadm", "s/kpadm"])
-def test_no_piece_of_a_unigram_is_a_special_token(signs: str, tmp_path: Path) -> None:
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+
+
+def unigram(signs: str, fallback: bool = False) -> Tokenizer:
     """As XLM-R has it: special tokens stand in the vocabulary, with the best score there is."""
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    vocabulary = [
-        *((one, 0.0) for one in special[:4]),
-        *((one, -5.0) for one in ["\u2581", "ab", *signs]),
-        ("<mask>", 0.0),
-    ]
-    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3))
+    pieces = ["\u2581", "ab", *signs, *(f"<0x{byte:02X}>" for byte in range(256 * fallback))]
+    vocabulary = [*((one, 0.0) for one in SPECIAL[:4]), *((one, -5.0) for one in pieces), (SPECIAL[4], 0.0)]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=fallback))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def words(model: Any) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "pieces"),
+    [
+        (unigram("<s>/kpadm"), "\u2581 ab \u2581 < s > ab < / s > \u2581 < m a s k >"),
+        (unigram("s/kpadm"), "\u2581 ab \u2581 <unk> s <unk> ab <unk> / s <unk> \u2581 <unk> m a s k <unk>"),
+        (
+            unigram("s/kpadm", True),
+            "\u2581 ab \u2581 <0x3C> s <0x3E> ab <0x3C> / s <0x3E> \u2581 <0x3C> m a s k <0x3E>",
+        ),
+        (
+            words(models.WordLevel({**dict(zip(SPECIAL, range(5), strict=True)), "ab": 5}, unk_token="<unk>")),
+            "ab <unk> <unk>",
+        ),
+        (
+            words(models.WordPiece({**dict(zip(SPECIAL, range(5), strict=True)), "ab": 5}, unk_token="<unk>")),
+            "ab <unk> <unk>",
+        ),
+    ],
+    ids=["unigram", "unknown signs", "bytes", "words", "word pieces"],
+)
+def test_no_piece_of_a_text_is_a_special_token(tokenizer: Tokenizer, pieces: str, tmp_path: Path) -> None:
+    tokenizer.add_special_tokens([*SPECIAL, "<later>"])
+    tokenizer.add_tokens(["new york"])
     tokenizer.save(str(path := tmp_path / "tokenizer.json"))
-    pieces: Any = [tokenizer.id_to_token(token) for token in Encoder(path).encode("ab <s>ab</s> <mask> ab").tolist()]
-    assert not {"<s>", "</s>", "<mask>", "<pad>"} & set(pieces)
-    assert pieces.count("ab") == 3
-    if "<" in signs:
-        assert "".join(pieces) == "\u2581ab\u2581<s>ab</s>\u2581<mask>\u2581ab"
-    else:
-        assert "<unk>" in pieces
-    assert Encoder(path).encode("ab a").tolist() == tokenizer.encode("ab a", add_special_tokens=False).ids
+    found: Any = [tokenizer.id_to_token(token) for token in Encoder(path).encode("ab <s>ab</s> <mask>").tolist()]
+    assert found == pieces.split()
+    for text in ("ab a", "ab new york"):
+        assert Encoder(path).encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def test_byte_level_tokenizers_that_add_a_space_are_asked_for_the_whole(tmp_path: Path) -> None:
