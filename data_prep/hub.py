@@ -16,8 +16,8 @@ def is_hub(source: str) -> bool:
 
 
 def identity(source: str) -> dict[str, str]:
-    """The data set's name and state: its commit on the hub, or the hashes of a local folder's files
-    and their names, which tell splits.
+    """The data set's name and state: its commit on the hub, or a local folder's files by name, which may tell a
+    split, and hash.
 
     Raises: as files.
     """

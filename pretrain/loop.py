@@ -25,7 +25,7 @@ from pretrain.faults import Fault
 from pretrain.figures import Meter, figures
 from pretrain.objective import Terms, evaluate
 from pretrain.progress import postfix, progress_bar
-from pretrain.resume import complete, flag_of, inputs, newest, only_run
+from pretrain.resume import complete, inputs, newest, only_run, setting_of
 from pretrain.run import Run, build, facts_of, save, say
 from pretrain.stop import Stop
 from pretrain.watchdog import Watchdog, shared_store
@@ -86,7 +86,7 @@ def _check_inputs(config: PretrainConfig) -> None:
     found = dist.gather(inputs(config))
     for rank, theirs in enumerate(found):
         if wrong := [name for name in theirs if theirs[name] != found[0][name]]:
-            flag = flag_of(wrong[0])
+            flag = setting_of(wrong[0])
             raise RequestError(f"rank {rank} finds another {flag} than rank 0 there; copy it, or set --{flag}")
 
 

@@ -49,7 +49,7 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     own, known = inputs(config), facts["inputs"]
     different += [name for name in own | known if own.get(name) != known.get(name) and name not in different]
     if different:
-        named = (CONTENTS.get(key) or f"{flag_of(key)} {_shown(facts, key)}".strip() for key in different)
+        named = (CONTENTS.get(key) or f"{setting_of(key)} {_shown(facts, key)}".strip() for key in different)
         had = ", ".join(dict.fromkeys(named))
         raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out")
     record.read(config.out / record.NAME)  # its damage is told here, before ranks are started that would tell it too
@@ -102,7 +102,7 @@ def _different(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
             yield from (name for name in known if name not in free and ours.get(name) != their_own.get(name))
 
 
-def flag_of(name: str) -> str:
+def setting_of(name: str) -> str:
     """The setting that names an input."""
     others = {"generator": "rtd.generator", "method_sha256": "method", "schedule_sha256": "random_mask.schedule"}
     others["shape"] = "model"

@@ -12,8 +12,6 @@ from asa.methods.yopo import PARTITIONED
 
 SLOWING = 1.01e-4  # Adam's eps / asa.reversal above which the adversary learns more slowly than with reversal 1
 HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
-
-
 ROUNDED = (
     "note: in bf16 on a CPU torch rounds sums over the tokens of a micro-batch, so that gradients of LayerNorms and"
     " embeddings are too small and depend on micro_batch; take fp32 for figures that count"

@@ -1,13 +1,16 @@
 """The checkpoint's own tokenizer, encoding word by word, and vocabularies trained on documents."""
 
+import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pytest
@@ -315,6 +318,32 @@ def test_a_run_of_letters_without_end_is_no_word(kind: vocabularies.Kind) -> Non
     words = "the river and the city " * 99
     trained = vocabularies.train(kind, lambda: iter([words, "x" * 400_000, words]), 300, False, 2)
     assert {"the", "river"} <= {token.strip("\u0120") for token in trained.get_vocab()}
+
+
+def test_a_signal_is_heard_while_the_library_is_deaf_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    over: list[bool] = []
+
+    def deaf(texts: vocabularies.Texts, size: int, lowercase: bool) -> Tokenizer:
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGUSR1)).start()
+        try:
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 10**7)  # as training: without Python's lock, back when it is done
+        finally:
+            over.append(True)
+        return Tokenizer(models.BPE())
+
+    monkeypatch.setattr(vocabularies, "_bpe", deaf)
+    before = signal.signal(signal.SIGUSR1, ended)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            vocabularies.train("bpe", lambda: iter([]), 300, False, 2)
+        assert not over
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
