@@ -4,12 +4,14 @@ it there. When the command is over it comes too late: of a library's own end it 
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Literal
 
 LINE = "error: interrupted; run the same command again to go on"
 _IMPORTS = "<frozen importlib._bootstrap>"
-_phase: Literal["starts", "works", "over"] = "starts"
+_phase: Literal["starts", "works", "holds", "over"] = "starts"
 _waits = False
 
 
@@ -17,7 +19,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     """Handler of a signal that is to end the work: KeyboardInterrupt as Python's own of SIGINT, or kept until `due`.
     One that comes once more is not kept."""
     global _waits
-    kept = _phase == "over" or (_phase == "starts" and _imports(frame))
+    kept = _phase in ("holds", "over") or (_phase == "starts" and _imports(frame))
     if _waits or not kept:
         raise KeyboardInterrupt
     _waits = True
@@ -36,6 +38,18 @@ def begin() -> None:
     global _phase
     due()
     _phase = "works"
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Inside, a signal is kept until the end: for what must not be left half done."""
+    global _phase
+    before, _phase = _phase, "holds"
+    try:
+        yield
+    finally:
+        _phase = before
+    due()
 
 
 def end() -> None:

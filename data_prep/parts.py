@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tqdm import tqdm
 
+import interrupts
 from asa.errors import WorkError
 from asa.places import fsync
 
@@ -133,10 +134,12 @@ def _run_spawned(one: Callable[[Part], Part], todo: Sequence[Part], workers: int
     # Spawned, because forking a process that runs tokenizer or Arrow threads can deadlock.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_follow_parent)
     try:
-        # Workers inherit the mask: Ctrl-C, which a terminal sends to all, is the parent's to act on.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        waiting: set[Future[Part]] = {pool.submit(one, part) for part in todo}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        # A worker whose start is broken off tells so in a traceback; the mask below keeps no other thread from hearing.
+        with interrupts.held():
+            # Workers inherit the mask: Ctrl-C, which a terminal sends to all, is the parent's to act on.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            waiting: set[Future[Part]] = {pool.submit(one, part) for part in todo}
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         while waiting:
             finished, waiting = wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
             for future in finished:
@@ -149,8 +152,10 @@ def _run_spawned(one: Callable[[Part], Part], todo: Sequence[Part], workers: int
             child.kill()
             child.join()
         # The pool's own, which see their workers die: at the end of the program they would find their pipes closed.
+        # One that has not begun yet is a queue's, whose end the pool's thread waits for.
         for thread in set(threading.enumerate()) - set(threads):
-            thread.join(_END_SECONDS)
+            if thread.is_alive():
+                thread.join(_END_SECONDS)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 

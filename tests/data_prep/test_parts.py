@@ -1,7 +1,7 @@
 """The runner that survives kills: workspace and parts, in this process and as real processes."""
 
 import json
-import multiprocessing
+import multiprocessing.util
 import os
 import random
 import resource
@@ -9,16 +9,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import SafetensorError
 
+import interrupts
 from asa import manifest
 from asa.errors import RequestError, WorkError
-from data_prep.parts import Part
+from data_prep.parts import Part, run
 from data_prep.workspace import Workspace, discard, workspace
 from tests import stopping
 from tests.data_prep.conftest import content, dump_xml, page_xml, prose
@@ -286,6 +290,46 @@ def test_ctrl_c_is_one_line_and_resumable(
     assert kept >= 1
     assert subprocess.run(command(big_dump, out), capture_output=True).returncode == 0
     assert content(out) == expected
+
+
+def test_a_signal_that_another_thread_hears_breaks_no_start_of_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starts, sent, started = threading.Event(), threading.Event(), list[int]()
+
+    def send() -> None:  # from a thread that was there before the main thread's mask
+        starts.wait(60)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        sent.set()
+
+    def begin(*arguments: Any) -> int:  # a worker is there and waits for what it is to do
+        process = real(*arguments)
+        if any("spawn_main" in str(word) for word in arguments[1]):  # not multiprocessing's own helper
+            started.append(process)
+            starts.set()
+            assert sent.wait(60)
+        return process
+
+    real = multiprocessing.util.spawnv_passfds
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", begin)
+    threading.Thread(target=send, daemon=True).start()
+    before = signal.signal(signal.SIGTERM, interrupts.interrupt)
+    try:
+        with pytest.raises(WorkError, match="interrupted with 0 of 4 parts"):
+            run("stage", write, parts(4), into=tmp_path / "into", marks=tmp_path / "marks", workers=2)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    for process in started:
+        with suppress(ChildProcessError):  # its end was seen
+            os.waitpid(process, 0)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_thread_that_has_not_begun_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = threading.enumerate
+    monkeypatch.setattr(threading, "enumerate", lambda: [*real(), threading.Thread()])  # as a queue's, for a moment
+    facts = run("stage", write, parts(2), into=tmp_path / "into", marks=tmp_path / "marks", workers=2)
+    assert len(facts) == 2
 
 
 def test_sigterm_before_the_parts_is_one_line() -> None:
