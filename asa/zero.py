@@ -51,6 +51,7 @@ class DeepSpeedEngine(Passes):
         zero = working_stage(zero, precision)
         self._zero, self.partitioned = zero, zero == 3
         settings = deepspeed_settings(optim, zero, precision, micro_batch, offload)
+        given = {} if precision == "fp32" else _whole_weights(module)
         self._adam: torch.optim.Optimizer
         if zero == 0:
             # The one mode where DeepSpeed clips without telling the norm, and updates by whatever the gradient is.
@@ -68,11 +69,14 @@ class DeepSpeedEngine(Passes):
         if zero in (1, 2):
             self._optimizer._lazy_init_hp_params_optimizer_state()
         self._order = _Order(self._optimizer, module) if zero == 2 and singly and dist.world() > 1 else None
-        self._update_scale = None
+        self._update_scale, self._losses = None, list[Tensor]()  # of the update to come, in fp16
         if precision == "fp16":
             # DeepSpeed changes the scale between the check of the gradients and their division by it.
             self._update_scale = self._optimizer._update_scale
             self._optimizer._update_scale = _later
+        if given:
+            # DeepSpeed makes its fp32 weights of those that it has rounded.
+            self.restore("weights", given.items())
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         self._restore_dropout(tap)
@@ -93,6 +97,8 @@ class DeepSpeedEngine(Passes):
         return tuple(gradient.float() / scale for gradient in super().ascend(loss * scale, wrt))
 
     def backward(self, loss: Tensor) -> None:
+        if self._update_scale is not None:
+            self._losses.append(loss.detach())
         # DeepSpeed averages over ranks; our losses are shares of a sum.
         with self._own_types():
             self._engine.backward(self._vetoed(loss) * dist.world())
@@ -109,15 +115,23 @@ class DeepSpeedEngine(Passes):
         applied = self._engine.was_step_applied()
         self.applied += int(applied)
         if self._update_scale is not None:
-            if not applied and scale <= MIN_LOSS_SCALE:
-                raise WorkError(
-                    f"the fp16 gradient is not finite even at the smallest loss scale, {MIN_LOSS_SCALE};"
-                    " set --precision bf16 or fp32, or lower --optim.lr, and start from an older checkpoint"
-                )
-            self._update_scale(not applied)
+            self._rescale(applied, scale)
         norm = self._engine.get_global_grad_norm()
         assert norm is not None
         return StepStats(applied, norm, rate, scale, *(self._norms.read(norm) if applied else (None, None)))
+
+    def _rescale(self, applied: bool, scale: float) -> None:
+        """Change the loss scale after an update as its gradients ask for. A loss that is not finite has nothing to do
+        with it. Raises WorkError where there is no smaller one."""
+        losses, self._losses = self._losses, []
+        overflow = not applied and not dist.any_(any(not torch.isfinite(loss) for loss in losses))
+        if overflow and scale <= MIN_LOSS_SCALE:
+            raise WorkError(
+                f"the fp16 gradient is not finite even at the smallest loss scale, {MIN_LOSS_SCALE};"
+                " set --precision bf16 or fp32, or lower --optim.lr, and start from an older checkpoint"
+            )
+        if applied or overflow:
+            self._update_scale(overflow)
 
     def _loss_scale(self) -> float:
         return float(getattr(self._optimizer, "loss_scale", 1.0))
@@ -262,6 +276,12 @@ class _Order:
                 "the ranks' gradients came in different orders, and DeepSpeed would add one parameter's to another's;"
                 " set --zero 3, in fp32 --zero 1, in half precision --offload false, or give rows of one length"
             )
+
+
+def _whole_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Rank 0's, as they are given, of all that is trained."""
+    trained = ((name, p.detach()) for name, p in module.named_parameters() if p.requires_grad)
+    return {name: dist.from_main_(p.to("cpu", torch.float32, copy=True).contiguous()) for name, p in trained}
 
 
 def _later(overflow: bool) -> None:

@@ -133,10 +133,13 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     return [name for name in one if not torch.equal(one[name], other[name])]
 
 
-def not_finite(engine: Engine) -> StepStats:
-    """A step whose gradient is not finite on the last rank alone, which all must leave out."""
+def not_finite(engine: Engine, of_loss: bool = True) -> StepStats:
+    """A step whose gradient, and loss, is not finite on the last rank alone, which all must leave out."""
     factor = float("nan") if dist.rank() == dist.world() - 1 else 1.0
-    engine.backward(engine.forward(tiny_batch()).logits.float().sum() * factor)
+    logits = engine.forward(tiny_batch()).logits
+    if not of_loss:
+        logits.register_hook(lambda gradient: gradient * factor)
+    engine.backward(logits.float().sum() * (factor if of_loss else 1.0))
     return engine.step(norms=True)
 
 
@@ -209,10 +212,26 @@ def growing(stage: Stage) -> dict[str, Any]:
 def lowest(stage: Stage) -> str:
     """What is said of an overflow at the smallest scale."""
     try:
-        not_finite(scale_at(stage, cur_scale=1.0))
+        not_finite(scale_at(stage, cur_scale=1.0), of_loss=False)
     except WorkError as error:
         return str(error)
     return ""
+
+
+def kept(stage: Stage) -> list[dict[str, Any]]:
+    """The scale's state before and after losses that are not finite."""
+    engine = scale_at(stage, cur_scale=1.0)
+    found = [engine.counters()]
+    assert not any(not_finite(engine).applied for _ in range(3))
+    return [*found, engine.counters()]
+
+
+def begun(stage: Stage, offload: bool, precision: Precision) -> list[str]:
+    """Weights that an engine does not begin from as rank 0 has given them."""
+    module = tiny_module(asa=ATTACK, seed=dist.rank())
+    engine = DeepSpeedEngine(module, OPTIM, STEPS, CPU, cast(int, stage), precision, ROWS, offload)
+    given = dict(tiny_module(asa=ATTACK, seed=0).named_parameters())
+    return differing(given, dict(engine.parts("weights")))
 
 
 class Work(TorchDispatchMode):
@@ -272,8 +291,10 @@ def main(out: Path, which: str) -> None:
     results = {case.name: result for case, result in found.items()}
     if which == "thin":
         for stage in (0, 2, 3):
-            results[f"scale-{stage}"] = growing(stage) | {"lowest": lowest(stage)}
+            results[f"scale-{stage}"] = growing(stage) | {"lowest": lowest(stage), "kept": kept(stage)}
     zero_at_once.PIECE = piece
+    for stage, offload in ((2, False), (2, True), (3, False)):
+        results[f"begun-{stage}-{offload}"] = {one: begun(stage, offload, one) for one in get_args(Precision)}
     results["operations"] = operations(2)
     results["operations"]["waits"] = sum(waits(stage) for stage in (0, 1, 2))
     if dist.is_main():

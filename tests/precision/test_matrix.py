@@ -84,6 +84,21 @@ def test_an_overflow_at_the_smallest_scale_says_what_to_do(thin: dict[str, Any],
     assert "--precision bf16" in message
 
 
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_loss_that_is_not_finite_leaves_the_scale_alone(thin: dict[str, Any], stage: int) -> None:
+    before, after = thin[f"scale-{stage}"]["kept"]
+    assert after == before
+
+
+def test_training_begins_from_the_weights_that_were_given(thin: dict[str, Any], two: dict[str, Any]) -> None:
+    # DeepSpeed's fp32 weights are those that it has rounded to half precision.
+    nothing: dict[str, list[str]] = {"fp32": [], "bf16": [], "fp16": []}
+    for results in (thin, two):
+        found = {name: value for name, value in results.items() if name.startswith("begun")}
+        assert len(found) == 3
+        assert all(value == nothing for value in found.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_whole_matrix(tmp_path: Path, world: int) -> None:
