@@ -95,8 +95,9 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
         windows = Ahead(partial(_window, data["train"], config, run.seed))
         held.callback(windows.close)
         session = Session(
-            cell, task, data, engine, method, steps, device, lines, saver, progress, Meter(), windows, began
-        )
+            cell, task, data, engine, method, steps, device, lines, saver, progress,
+            Meter(config.precision == "fp16"), windows, began,
+        )  # fmt: skip
         try:
             end = alone(lambda: _finish(session, _fit(session)))
         except (RequestError, WorkError) as error:
@@ -194,9 +195,11 @@ def _step(session: Session) -> None:
         seed_all(seed, DROPOUT, step * method.replays + replay, dist.rank())
         terms = _guard(config)(partial(_gradients, session, batches, replay))
         stats = engine.step()
-        if _applied(stats, session):
+        if _applied(stats, terms["loss"], session):
             method.after_step(engine)
             session.meter.add(terms, stats)
+        else:
+            session.meter.skip(stats)
 
 
 def _gradients(session: Session, batches: list[Batch], replay: int) -> dict[str, Tensor]:
@@ -207,11 +210,16 @@ def _gradients(session: Session, batches: list[Batch], replay: int) -> dict[str,
     return terms
 
 
-def _applied(stats: StepStats, session: Session) -> bool:
-    """False where FP16 gradients overflow, which lowers the loss scale. Raises Diverged for other failed updates."""
-    if not stats.applied and session.cell.config.precision != "fp16":
+def _applied(stats: StepStats, loss: Tensor, session: Session) -> bool:
+    """False where FP16 gradients overflow, which lowers the loss scale. Raises Diverged for other failed updates.
+
+    Args: loss, this rank's.
+    """
+    if stats.applied:
+        return True
+    if session.cell.config.precision != "fp16" or dist.any_(not torch.isfinite(loss)):
         raise _diverged(session, f"loss or gradient of step {session.progress.step + 1}")
-    return stats.applied
+    return False
 
 
 def _diverged(session: Session, what: str) -> Diverged:
@@ -290,6 +298,7 @@ def _peak(device: torch.device) -> int:
 
 def _forget_peak(device: torch.device) -> None:
     if device.type == "cuda":
+        torch.cuda.init()  # else of a device that nobody has used it raises
         torch.cuda.reset_peak_memory_stats(device)
     else:
         resident.forget()

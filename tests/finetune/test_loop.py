@@ -5,7 +5,8 @@ import shutil
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
 
 from asa import manifest, record
-from asa.engine import PlainEngine
+from asa.engine import PlainEngine, StepStats
 from asa.errors import RequestError, WorkError
 from asa.hf import weights_sha256
 from asa.methods import METHODS, At
 from asa.methods.vanilla import Vanilla
 from finetune import loop
 from finetune.loop import steps_of
+from finetune.meter import Meter
 from finetune.model import build, engine_of
 from finetune.predictions import Predictions, predict
 from finetune.run import Run
@@ -416,6 +418,33 @@ def test_a_weight_that_is_not_finite_is_named(given: Given, monkeypatch: pytest.
     monkeypatch.setitem(METHODS, "vanilla", lambda config: Broken())
     with pytest.raises(WorkError, match=r"step 1 is not finite; weight model\.\S+ is not: lower --optim\.lr or"):
         sweep(given())
+
+
+@pytest.mark.parametrize(("precision", "loss"), [("fp16", torch.nan), ("bf16", 1.0)])
+def test_an_update_that_was_not_made_for_a_fault_ends_the_run(precision: str, loss: float) -> None:
+    session = cast(Any, failing_update(precision))
+    with pytest.raises(loop.Diverged, match=r"a: loss or gradient of step 4 is not finite"):
+        loop._applied(StepStats(False, torch.nan, 0.1), torch.tensor(loss), session)
+
+
+def test_an_overflow_of_the_loss_scale_leaves_an_update_out() -> None:
+    assert not loop._applied(StepStats(False, torch.nan, 0.1), torch.tensor(1.0), cast(Any, failing_update("fp16")))
+
+
+def failing_update(precision: str) -> SimpleNamespace:
+    cell = SimpleNamespace(config=SimpleNamespace(precision=precision), run=SimpleNamespace(name="a"))
+    return SimpleNamespace(cell=cell, engine=SimpleNamespace(weights=dict), progress=SimpleNamespace(step=3))
+
+
+def test_a_line_of_fp16_has_the_loss_scale_and_what_was_left_out() -> None:
+    meter = Meter(dynamic_scale=True)
+    meter.skip(StepStats(False, torch.inf, 0.1, 512.0))
+    assert not meter.empty
+    meter.add({"loss": torch.tensor(2.0)}, StepStats(True, 3.0, 0.2, 256.0))
+    assert meter.drain() == {"loss": 2.0, "grad_norm": 3.0, "lr": 0.2, "loss_scale": 256.0, "skipped": 1}
+    assert meter.empty
+    meter.skip(StepStats(False, torch.inf, 0.2, 256.0))
+    assert meter.drain() == {"lr": 0.2, "loss_scale": 256.0, "skipped": 1}
 
 
 def test_a_diverged_run_is_told_at_the_end_and_the_others_are_made(
