@@ -22,8 +22,12 @@ JOIN = timedelta(minutes=10)  # that ranks may be apart at their start
 LAST_THREADS = 0.2  # seconds that gloo's threads have for their end
 
 
-class RankLost(WorkError):
-    """A rank that this one waits for is gone, so that the others cannot be told of anything."""
+class Apart(WorkError):
+    """An error of this rank, which others may wait for and cannot be told of it."""
+
+
+class RankLost(Apart):
+    """A rank that this one waits for is gone."""
 
 
 def active() -> bool:
@@ -44,7 +48,7 @@ def is_main() -> bool:
 
 def barrier() -> None:
     if active():
-        torch_dist.barrier()
+        torch_dist.barrier(group=_hosts())  # of NCCL's it would say which device it waits for
 
 
 @contextmanager
@@ -102,6 +106,7 @@ def gather(value: Any) -> list[Any]:
 
 
 _made: list[Any] = []  # the gloo group beside NCCL, once init has made it
+_timeout: timedelta | None = None  # of a collective, as init was told
 
 
 def _hosts() -> ProcessGroup | None:
@@ -125,6 +130,8 @@ def init(cuda: bool, launched: bool, timeout: timedelta | None = None) -> None:
     Args: timeout of a collective; torch's own where None (NCCL 10 minutes, gloo 30).
     Raises: RequestError where the port they are to meet at is taken, WorkError where one of them does not come.
     """
+    global _timeout
+    _timeout = timeout
     backend = "nccl" if cuda else "gloo"
     if launched:
         meeting, rank_, world_ = _meet()
@@ -133,6 +140,13 @@ def init(cuda: bool, launched: bool, timeout: timedelta | None = None) -> None:
         torch_dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     if cuda:
         _made.append(torch_dist.new_group(backend="gloo", timeout=timeout))
+
+
+def wait_as_long(group: ProcessGroup) -> None:
+    """In a group that another library has made, wait as long as in ours: it gives the groups that it makes torch's
+    timeout, at which NCCL ends a process that only waits."""
+    if _timeout is not None:
+        torch_dist.distributed_c10d._set_pg_timeout(_timeout, group)
 
 
 def _meet() -> tuple[Store, int, int]:
@@ -151,11 +165,26 @@ def _meet() -> tuple[Store, int, int]:
         ) from None
 
 
-def close() -> None:
+@contextmanager
+def left() -> Generator[None]:
+    """At the end, leave the process group as it can be left then: with the others, or by oneself after an error that
+    the others do not have."""
+    try:
+        yield
+    except BaseException as error:
+        close(together=isinstance(error, RequestError | WorkError) and not isinstance(error, Apart))
+        raise
+    close()
+
+
+def close(together: bool = True) -> None:
+    """Leave the process group. Args: together tells that all ranks do now. NCCL waits for them, and an error that one
+    of them has would never be told: by itself it ends as it is."""
     _made.clear()
     if active():
         several = world() > 1
-        torch_dist.destroy_process_group()
+        if together or torch_dist.get_backend() != "nccl":
+            torch_dist.destroy_process_group()
         if several:
             # A thread of gloo's that has the last message's tensor asks Python to free it, and aborts the process where
             # that has begun to end.

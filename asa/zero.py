@@ -60,6 +60,7 @@ class DeepSpeedEngine(Passes):
         else:
             self._adam = build_optimizer(module, optim)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
+        dist.wait_as_long(self._engine.seq_data_parallel_group)
         # DeepSpeed's own ways with gradients, one parameter after another.
         singly = precision == "fp32" or offload
         if zero == 2 and not singly:
@@ -115,14 +116,16 @@ class DeepSpeedEngine(Passes):
         applied = self._engine.was_step_applied()
         self.applied += int(applied)
         if self._update_scale is not None:
-            self._rescale(applied, scale)
+            overflow = self._overflowed(applied, scale)
+            if applied or overflow:
+                self._update_scale(overflow)
         norm = self._engine.get_global_grad_norm()
         assert norm is not None
         return StepStats(applied, norm, rate, scale, *(self._norms.read(norm) if applied else (None, None)))
 
-    def _rescale(self, applied: bool, scale: float) -> None:
-        """Change the loss scale after an update as its gradients ask for. A loss that is not finite has nothing to do
-        with it. Raises WorkError where there is no smaller one."""
+    def _overflowed(self, applied: bool, scale: float) -> bool:
+        """Whether an update was left out for the loss scale, with which a loss that is not finite has nothing to do.
+        Raises WorkError where there is no smaller one."""
         losses, self._losses = self._losses, []
         overflow = not applied and not dist.any_(any(not torch.isfinite(loss) for loss in losses))
         if overflow and scale <= MIN_LOSS_SCALE:
@@ -130,8 +133,7 @@ class DeepSpeedEngine(Passes):
                 f"the fp16 gradient is not finite even at the smallest loss scale, {MIN_LOSS_SCALE};"
                 " set --precision bf16 or fp32, or lower --optim.lr, and start from an older checkpoint"
             )
-        if applied or overflow:
-            self._update_scale(overflow)
+        return overflow
 
     def _loss_scale(self) -> float:
         return float(getattr(self._optimizer, "loss_scale", 1.0))

@@ -65,14 +65,13 @@ def _as_ranks(work: Callable[[], None]) -> None:
         if cuda := torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init(cuda, launched=True)
-    try:
-        work()
-    except Alone as error:
-        if dist.rank():  # rank 0's is printed in any case
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        raise
-    finally:
-        dist.close()
+    with dist.left():
+        try:
+            work()
+        except Alone as error:
+            if dist.rank():  # rank 0's is printed in any case
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            raise
 
 
 def score(argv: list[str]) -> None:

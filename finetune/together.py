@@ -14,7 +14,7 @@ T = TypeVar("T")
 FULL = "the GPU's memory is full; set --micro_batch (below --batch) or lower --eval_batch"
 
 
-class Alone(WorkError):
+class Alone(dist.Apart):
     """A failure of this rank, or of a lost one, that others wait for and cannot be told of: the sweep is over."""
 
 

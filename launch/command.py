@@ -88,8 +88,10 @@ def environment(nproc: int, hub: bool = False) -> dict[str, str]:
     settings["RAYON_NUM_THREADS"] = os.environ.get("RAYON_NUM_THREADS", threads.partition(",")[0])
     # DeepSpeed calls collectives that torch is about to rename, and torch says so on every rank.
     settings["PYTHONWARNINGS"] = "ignore::FutureWarning:torch.distributed.c10d_logger"
+    # On GPUs too, whose hosts update offloaded weights: torch's own default is all cores for each process.
+    settings["OMP_NUM_THREADS"] = threads
     if not torch.cuda.is_available():
-        settings |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": threads}
+        settings["DS_ACCELERATOR"] = "cpu"
         # Every step frees and asks again for the same large buffers. Kept in the heap they cost no page faults, which
         # were a third of a step.
         settings |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}

@@ -43,15 +43,14 @@ def run(argv: list[str]) -> None:
     timeout = timedelta(seconds=2 * request.hang_timeout + 60) if request.hang_timeout else NEVER
     with told_on_each_machine():
         dist.init(cuda, launched, timeout)
-    try:
-        with dist.loss_told():
-            stopped = train(request, device)
-    except dist.RankLost as error:
-        if rank():  # rank 0's is printed in any case, and it may be the one that is gone
-            print(f"error on rank {rank()}: {error}", file=sys.stderr, flush=True)
-        raise
-    finally:
-        dist.close()
+    with dist.left():
+        try:
+            with dist.loss_told():
+                stopped = train(request, device)
+        except dist.RankLost as error:
+            if rank():  # rank 0's is printed in any case, and it may be the one that is gone
+                print(f"error on rank {rank()}: {error}", file=sys.stderr, flush=True)
+            raise
     if stopped and not launched:  # a launcher answers for its ranks, which have to end in order
         sys.exit(128 + stopped)
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -131,6 +132,32 @@ def test_a_sum_on_the_host_goes_through_the_hosts_group(monkeypatch: pytest.Monk
     dist.sum_(torch.ones(1))
     dist.sum_(torch.ones(1, device="meta"))
     assert groups == ["gloo", None]
+
+
+@pytest.mark.parametrize(
+    ("error", "backend", "waits"),
+    [
+        (None, "nccl", True),
+        (WorkError("all have it"), "nccl", True),
+        (dist.RankLost("gone"), "nccl", False),
+        (OSError("full"), "nccl", False),
+        (SystemExit(143), "nccl", False),
+        (OSError("full"), "gloo", True),
+    ],
+)
+def test_a_rank_that_fails_by_itself_does_not_wait_for_nccls_end(
+    error: BaseException | None, backend: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(dist, "active", lambda: True)
+    monkeypatch.setattr(dist, "world", lambda: 2)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: backend)
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: left.append(1))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(type(error)) if error else nullcontext(), dist.left():
+        if error:
+            raise error
+    assert bool(left) == waits
 
 
 def test_threads_of_the_last_message_end_before_python_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -35,6 +36,7 @@ BEFORE, STEPS = 2, 4
 OPTIM = OptimConfig(lr=1e-2, warmup=0.5, eps=1e-3)
 SCALE = 256.0  # FP16's first scale, 65536, overflows on so small a model
 CPU = torch.device("cpu")
+WAIT = timedelta(minutes=50)
 ATTACK = ASAConfig(mask="gumbel")
 Stage = Literal["plain", 0, 1, 2, 3]
 
@@ -230,7 +232,7 @@ def begun(stage: Stage, offload: bool, precision: Precision) -> list[str]:
     """Weights that an engine does not begin from as rank 0 has given them."""
     module = tiny_module(asa=ATTACK, seed=dist.rank())
     engine = DeepSpeedEngine(module, OPTIM, STEPS, CPU, cast(int, stage), precision, ROWS, offload)
-    given = dict(tiny_module(asa=ATTACK, seed=0).named_parameters())
+    given = {name: p.detach() for name, p in tiny_module(asa=ATTACK, seed=0).named_parameters()}
     return differing(given, dict(engine.parts("weights")))
 
 
@@ -260,6 +262,13 @@ def operations(stage: Stage) -> dict[str, int]:
     return {"update": update.count, "further": passes[0] - passes[1], "parameters": parameters}
 
 
+def group_waits(stage: Stage) -> float:
+    """Seconds after which a collective of DeepSpeed's is over."""
+    group = cast(Any, build(Case(stage, False, "bf16", 1, False), seed=3))._optimizer.dp_process_group
+    assert group is not torch_dist.group.WORLD
+    return group._get_backend(CPU).options._timeout.total_seconds()
+
+
 def waits(stage: Stage) -> int:
     """How often five steps of two micro-batches ask DeepSpeed's device to finish all that it was given."""
     from deepspeed.accelerator import get_accelerator
@@ -286,15 +295,17 @@ def main(out: Path, which: str) -> None:
     torch.set_num_threads(1)
     let_cpu_do_fp16()
     piece, zero_at_once.PIECE = zero_at_once.PIECE, 2000  # several of them, as a real model has
-    torch_dist.init_process_group("gloo")
+    dist.init(cuda=False, launched=True, timeout=WAIT)
     found = run_all({"every": every(), "thin": THIN, "at once": AT_ONCE}[which], out)
-    results = {case.name: result for case, result in found.items()}
+    results: dict[str, Any] = {case.name: result for case, result in found.items()}
+    stages: tuple[Stage, ...] = (1, 2, 3)
     if which == "thin":
         for stage in (0, 2, 3):
             results[f"scale-{stage}"] = growing(stage) | {"lowest": lowest(stage), "kept": kept(stage)}
     zero_at_once.PIECE = piece
-    for stage, offload in ((2, False), (2, True), (3, False)):
+    for stage, offload in product(stages[1:], (False, True)):
         results[f"begun-{stage}-{offload}"] = {one: begun(stage, offload, one) for one in get_args(Precision)}
+    results["seconds of DeepSpeed's groups"] = [group_waits(stage) for stage in stages]
     results["operations"] = operations(2)
     results["operations"]["waits"] = sum(waits(stage) for stage in (0, 1, 2))
     if dist.is_main():

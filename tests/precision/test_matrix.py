@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from asa import zero_at_once
-from tests.precision.matrix import AT_ONCE, THIN, Case, every
+from tests.precision.matrix import AT_ONCE, THIN, WAIT, Case, every
 from tests.ranks import run_ranks
 
 # Largest differences from the plain engine after four steps of 1e-2: of a weight, and of a loss (relative).
-BOUNDS = {"fp32": (1e-6, 1e-6), "fp16": (5e-3, 5e-3), "bf16": (5e-2, 5e-2)}
+BOUNDS = {"fp32": (1e-6, 1e-6), "fp16": (5e-3, 1e-3), "bf16": (5e-2, 5e-3)}
 
 
-NORMS = {"fp32": 1e-5, "fp16": 2e-2, "bf16": 1e-1}
+NORMS = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 5e-2}
 
 
 def results_of(out: Path, which: str, world: int) -> dict[str, Any]:
@@ -95,8 +95,13 @@ def test_training_begins_from_the_weights_that_were_given(thin: dict[str, Any], 
     nothing: dict[str, list[str]] = {"fp32": [], "bf16": [], "fp16": []}
     for results in (thin, two):
         found = {name: value for name, value in results.items() if name.startswith("begun")}
-        assert len(found) == 3
+        assert len(found) == 4
         assert all(value == nothing for value in found.values())
+
+
+def test_a_collective_of_deepspeeds_takes_as_long_as_ours_may(thin: dict[str, Any], two: dict[str, Any]) -> None:
+    for results in (thin, two):
+        assert results["seconds of DeepSpeed's groups"] == [WAIT.total_seconds()] * 3
 
 
 @pytest.mark.slow
