@@ -17,6 +17,13 @@ fork_rng: Callable[..., AbstractContextManager[None]] = _torch.random.fork_rng
 vector_norm: Callable[..., Tensor] = _torch.linalg.vector_norm
 
 
+def deterministic() -> None:
+    """Kernels that give the same bits every time. Memory that nobody has written is not filled, which torch does beside
+    it to find bugs: all outputs of kernels would be written twice."""
+    torch.use_deterministic_algorithms(True)
+    _torch.utils.deterministic.fill_uninitialized_memory = False
+
+
 class Function(torch.autograd.Function):
     """torch's, whose `apply` gives what `forward` returns."""
 

@@ -62,7 +62,10 @@ def half_precision(argv: list[str]) -> None:
     request = asked(HalfPrecisionConfig, argv, "half-precision")
     with tempfile.TemporaryDirectory() as folder:
         _check(request, Path(folder) / "run")
-        found = {name: measure(request, name, Path(folder) / name) for name in ("fp32", request.precision)}
+        found = dict[str, Found]()
+        for name in ("fp32", request.precision):
+            found[name] = measure(request, name, Path(folder) / name)
+            print(ends(name, found[name]), flush=True)  # whoever ends this before the other is made has that much
     text = report(request, found, manifest.read(request.data, "shards", "--data")["length"])
     print(text)
     save(request, "half-precision", argv, text)
@@ -134,10 +137,13 @@ def report(request: HalfPrecisionConfig, found: dict[str, Found], length: int) -
         lines.append(line + f"{other['loss_scale']:12.0f}{other['skipped']:10d}")
     apart = mean(other["task"] - one["task"] for one, other in pairs)
     lines.append(f"{request.precision} - fp32, mean over {len(pairs)} log lines: {apart:+.4f}")
-    for name, run in found.items():
-        ends = [run.evals[place]["heldout_loss"] for place in (0, -1)]
-        told = f"{name}: held-out loss {ends[0]:.4f} before, {ends[1]:.4f} after, {run.exported:.4f} of the export"
-        told += f"; stopped after step {run.resumed} and continued"
-        rates = [one["tokens_per_s"] for one in run.train if "tokens_per_s" in one]  # none of a process's first step
-        lines.append(f"{told}; {f'{median(rates):.0f}' if rates else '-'} tokens a second")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(ends(name, run) for name, run in found.items())])
+
+
+def ends(name: str, run: Found) -> str:
+    """Held-out losses, the stop, the rate."""
+    before, after = (run.evals[place]["heldout_loss"] for place in (0, -1))
+    told = f"{name}: held-out loss {before:.4f} before, {after:.4f} after, {run.exported:.4f} of the export"
+    told += f"; stopped after step {run.resumed} and continued"
+    rates = [one["tokens_per_s"] for one in run.train if "tokens_per_s" in one]  # none of a process's first step
+    return f"{told}; {f'{median(rates):.0f}' if rates else '-'} tokens a second"

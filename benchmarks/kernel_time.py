@@ -15,7 +15,7 @@ from asa import fused
 from asa.adversary import ASAConfig
 from asa.config import config
 from asa.engine import Precision
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from benchmarks.steps import MASK_SHARE
 from benchmarks.tables import Recorded, asked, check_gpu, save
 from benchmarks.updates import HALVES
@@ -43,13 +43,15 @@ class KernelTimeConfig(Recorded):
     """Type of all operands."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Of hidden states and of attention's weights."""
-    milliseconds: Annotated[int, Field(ge=1, le=10_000)] = 100
+    milliseconds: Annotated[int, Field(ge=1, le=10_000)] = 20
     """How long one graph is to take; it is run ten times, and the median counts."""
 
 
 class Pair(NamedTuple):
-    """The same by our kernels and by torch, as functions of operands that learn, each of which gives one tensor."""
+    """The same by our kernels and by torch, as functions of operands that learn, each of which gives one tensor. part:
+    whose kernels ours are."""
 
+    part: str
     what: str
     ours: Callable[..., Tensor]
     torchs: Callable[..., Tensor]
@@ -62,32 +64,34 @@ def kernel_time(argv: list[str]) -> None:
     if request.width % request.heads:
         raise RequestError(f"width {request.width} is no multiple of {request.heads} heads; set --width or --heads")
     check_gpu()
-    check_taken(request, torch.device("cuda"))
-    tables: list[str] = []
+    lines: list[str] = []
+    missing: dict[str, None] = {}
+
+    def told(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+        save(request, "kernel-time", argv, "\n".join(lines))
+
     for rows in request.rows:
-        found = [(pair.what, measure(request, pair)) for pair in pairs(request, rows, torch.device("cuda"))]
-        tables.append(report(request, rows, found))
-        print(tables[-1], flush=True)
-        save(request, "kernel-time", argv, "\n\n".join(tables))
+        told(heading(request, rows))
+        taken = takes(request, rows, torch.device("cuda"))
+        missing |= dict.fromkeys(part for part in taken if not taken[part])
+        for pair in pairs(request, rows, torch.device("cuda")):
+            told(report(pair.what, measure(request, pair) if taken[pair.part] else None))
+    if missing:
+        raise WorkError(f"not timed: the kernels of {' and '.join(missing)}; another --width or --precision may do")
 
 
-def check_taken(request: KernelTimeConfig, device: torch.device) -> None:
-    """Raises RequestError for what no kernel takes here, and for kernels that training would not come to: wrong ones
-    are not worth a time."""
-    for rows in request.rows:
-        shape = (rows, request.heads, request.length, request.width // request.heads)
-        if not fused.supported(ASAConfig(), device, _dtype(request), shape):
-            told = f"{rows} rows of {request.length} and heads of {shape[-1]}"
-            raise RequestError(f"no kernel of ours takes {told} here; set --rows, --length, --width or --heads")
+def takes(request: KernelTimeConfig, rows: int, device: torch.device) -> dict[str, bool]:
+    """Of each part, whether training would come to its kernels here: those that are wrong are not worth a time."""
+    shape = (rows, request.heads, request.length, request.width // request.heads)
     empty = torch.empty(0, request.width, dtype=_dtype(request), device=device)
-    parts = {
+    return {
         "norms": fused.norms_supported(empty),
         "activations": fused.gelu_supported(WIDENING * request.width, empty),
+        "attention": fused.supported(ASAConfig(), device, _dtype(request), shape),
         "losses": fused.losses_supported(empty),
     }
-    for what, taken in parts.items():
-        if not taken:
-            raise RequestError(f"no kernel of {what} takes width {request.width} here; set --width or --precision")
 
 
 def pairs(request: KernelTimeConfig, rows: int, device: torch.device) -> list[Pair]:
@@ -107,7 +111,7 @@ def _norm(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
     def torchs(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
         return F.layer_norm(F.dropout(F.linear(x, weight, bias), p) + residual, (width,), gain, shift, eps)
 
-    return Pair("dense layer, dropout, residual, norm", ours, torchs, operands)
+    return Pair("norms", "dense layer, dropout, residual, norm", ours, torchs, operands)
 
 
 def _gelu(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
@@ -120,7 +124,7 @@ def _gelu(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
     def torchs(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.gelu(F.linear(x, weight, bias))
 
-    return Pair("dense layer, GELU", ours, torchs, operands)
+    return Pair("activations", "dense layer, GELU", ours, torchs, operands)
 
 
 def _attention(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
@@ -140,7 +144,7 @@ def _attention(request: KernelTimeConfig, rows: int, device: torch.device) -> Pa
     def torchs(*given: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(*split(*given[:3]), dropout_p=p, scale=scale)
 
-    return Pair("attention under a map; torch's without", ours, torchs, operands)
+    return Pair("attention", "attention under a map; torch's without", ours, torchs, operands)
 
 
 def _losses(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
@@ -153,7 +157,7 @@ def _losses(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
     def torchs(logits_NC: Tensor) -> Tensor:
         return F.cross_entropy(logits_NC.float(), labels_N, reduction="none")
 
-    return Pair("cross entropies", ours, torchs, _drawn(request, device, (count, CLASSES)))
+    return Pair("losses", "cross entropies", ours, torchs, _drawn(request, device, (count, CLASSES)))
 
 
 def _drawn(request: KernelTimeConfig, device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:
@@ -190,12 +194,17 @@ def step(pair: Pair, function: Callable[..., Tensor], arriving: Tensor, back: bo
     return run
 
 
-def report(request: KernelTimeConfig, rows: int, found: list[tuple[str, list[float]]]) -> str:
-    """A line for each pair: forwards, and forwards with the way back."""
+def heading(request: KernelTimeConfig, rows: int) -> str:
+    """What a table is of."""
     shape = f"{rows} rows of {request.length}, {request.heads} heads, width {request.width}, {request.precision}"
-    lines = [f"{shape}, dropout {request.dropout}: ms, forwards; forwards and backwards"]
-    lines.append(f"{'':42s}{'ours':>9}{'torch':>9}{'ratio':>8}{'ours':>10}{'torch':>9}{'ratio':>8}")
-    for what, (ours, torchs, ours_back, torchs_back) in found:
-        line = f"{what:42s}{ours:9.3f}{torchs:9.3f}{ours / torchs:8.3f}"
-        lines.append(line + f"{ours_back:10.3f}{torchs_back:9.3f}{ours_back / torchs_back:8.3f}")
-    return "\n".join(lines)
+    first = f"{shape}, dropout {request.dropout}: ms, forwards; forwards and backwards"
+    return f"{first}\n{'':42s}{'ours':>9}{'torch':>9}{'ratio':>8}{'ours':>10}{'torch':>9}{'ratio':>8}"
+
+
+def report(what: str, found: list[float] | None) -> str:
+    """A pair's line: forwards, and forwards with the way back; None: no kernel takes it."""
+    if found is None:
+        return f"{what:42s}  not taken here"
+    ours, torchs, ours_back, torchs_back = found
+    line = f"{what:42s}{ours:9.3f}{torchs:9.3f}{ours / torchs:8.3f}"
+    return line + f"{ours_back:10.3f}{torchs_back:9.3f}{ours_back / torchs_back:8.3f}"

@@ -1,5 +1,6 @@
 """Peak memory of one optimizer step, each in a process of its own: of a GPU if there is one, else of main memory."""
 
+import sys
 from collections.abc import Mapping
 from statistics import median
 from typing import Annotated
@@ -54,6 +55,7 @@ def measure(request: MemoryConfig, rows: int, length: int) -> dict[str, Peak]:
     for _ in range(request.repeats):
         for label, case in found.items():
             peaks[label].append(peak_bytes(_twice, request, case, rows, length, first=first))
+            print(f"{label}: {peaks[label][-1].most / MEGA:.0f} MB", file=sys.stderr, flush=True)
     return {label: Peak(*(int(median(part)) for part in zip(*taken, strict=True))) for label, taken in peaks.items()}
 
 

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch.multiprocessing.spawn import spawn
 
-from asa import checkpoint, dist
+from asa import checkpoint, dist, typed
 from asa.config import config
 from asa.engine import StepStats
 from asa.record import Record
@@ -119,7 +119,7 @@ def measure(session: Session, rounds: int) -> dict[str, list[float]]:
         run.step += 1
 
     def deterministic() -> None:
-        torch.use_deterministic_algorithms(True)
+        typed.deterministic()
         step()
         torch.use_deterministic_algorithms(False)
 

@@ -4,7 +4,7 @@ import re
 import resource
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Meter:
         self.steps, self._start = 0, time.perf_counter()
         self.peak = peak(run.device, run.config.precision) if countable(run) else None
         self.flops = 0  # of this rank's share of a step; counted once, where the peak is known and the count true
+        self._untimed = 2  # first steps of those that are counted
 
     def rate(self) -> float | None:
         """Steps per second since the last call; None where no step was timed. The caller has waited for the device."""
@@ -56,13 +57,16 @@ class Meter:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Inside, the first time, matrix products are counted, and the time is not: counting is slow."""
-        if self.flops or not self.peak:
+        """Inside, the first time, matrix products are counted. That step's time does not count, for counting is slow,
+        nor the next one's, which begins with the kernels that counting has kept out."""
+        if not self._untimed or not self.peak:
             yield
             return
-        with self.paused(), FlopCounterMode(display=False) as counter:
+        with self.paused(), FlopCounterMode(display=False) if self._untimed == 2 else nullcontext() as counter:
             yield
-        self.flops = once(counter.get_flop_counts()["Global"])
+        if counter is not None:
+            self.flops = once(counter.get_flop_counts()["Global"])
+        self._untimed -= 1
         self.steps -= 1
 
 

@@ -12,6 +12,7 @@ import cli
 from asa import dist
 from asa.errors import RequestError, WorkError
 from asa.methods import flags_of, flags_unread
+from asa.typed import deterministic
 from pretrain.config import PretrainConfig, check, unread_by
 
 NEVER = timedelta(days=365)
@@ -38,7 +39,7 @@ def run(argv: list[str]) -> None:
         torch.cuda.set_device(device)
     if request.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS refuses, and it is read once
-        torch.use_deterministic_algorithms(True)
+        deterministic()
     # Longer than the watchdog's: it names the rank at fault, a collective that times out does not.
     timeout = timedelta(seconds=2 * request.hang_timeout + 60) if request.hang_timeout else NEVER
     with told_on_each_machine():

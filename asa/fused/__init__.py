@@ -41,6 +41,12 @@ LOST = (
 _torch: Any = torch
 GELU: Any = _torch._C._nn.gelu  # torch's own, whatever somebody has put into torch.nn.functional
 _TRIAL = Lock()  # one at a time: Triton's interpreter knows no threads
+
+
+class _NotNow(Exception):
+    """No trial can be made here; nothing is known of the kernels yet."""
+
+
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
 WIDEST_ROW = 2048  # numbers of which a norm is taken at once
 # Of a block's states whose norms and activations are worth it: below, a GPU waits for its host, which has more to do
@@ -62,25 +68,26 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
         and rows * heads <= MOST_PLANES
         and config.in_attention
         and _runs(device, dtype, width)
-        and _works(device, dtype, width)
+        and _known(_works, device, dtype, width)
     )
 
 
 def losses_supported(logits: Tensor) -> bool:
     """Whether `cross_entropies` and `compare` can take these logits."""
     plain = type(logits) is Tensor  # and none without contents, or of several devices
-    return plain and _runs(logits.device, logits.dtype) and _losses_work(logits.device, logits.dtype)
+    return plain and _runs(logits.device, logits.dtype) and _known(_losses_work, logits.device, logits.dtype)
 
 
 def norms_supported(residual: Tensor, *others: Tensor) -> bool:
     """Whether `add_norm` can take these, shapes apart."""
     width = residual.shape[-1]
-    return width <= WIDEST_ROW and _plain(residual, *others) and _norms_work(residual.device, residual.dtype, width)
+    fits = width <= WIDEST_ROW and _plain(residual, *others)
+    return fits and _known(_norms_work, residual.device, residual.dtype, width)
 
 
 def gelu_supported(width: int, *operands: Tensor) -> bool:
     """Whether `biased_gelu` can take what these make, of this width."""
-    return _plain(*operands) and _gelu_works(operands[0].device, operands[0].dtype, width)
+    return _plain(*operands) and _known(_gelu_works, operands[0].device, operands[0].dtype, width)
 
 
 def _plain(*operands: Tensor) -> bool:
@@ -104,6 +111,14 @@ def _runs(device: torch.device, dtype: torch.dtype, width: int = 1) -> bool:
         and find_spec("triton") is not None
         and torch.version.hip is None
     )
+
+
+def _known(works: Callable[..., bool], *of: Any) -> bool:
+    """What the trial says, False where there was none and can be none."""
+    try:
+        return works(*of)
+    except _NotNow:
+        return False
 
 
 @cache
@@ -157,7 +172,10 @@ def _gelu_works(device: torch.device, dtype: torch.dtype, width: int) -> bool:
 def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:
     """Whether kernels run and are right. Triton wants a C compiler, Python's headers, the driver's library and a folder
     for its cache. Raises: what comes of full memory, which says nothing of them; WorkError where they have taken the
-    GPU from this process, in which nothing runs on it any more."""
+    GPU from this process, in which nothing runs on it any more; _NotNow inside a backward pass, for whose thread the
+    trial's own would wait."""
+    if _torch._C._current_graph_task_id() != -1:
+        raise _NotNow
     try:
         # A thread of its own knows nothing of the caller's autocast, modes and hooks.
         with _TRIAL, ThreadPoolExecutor(1) as thread:

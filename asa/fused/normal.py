@@ -15,6 +15,8 @@ from asa.fused.tiles import ROUNDS
 
 # From batch to batch, or a probability's; what depends on them is worth no compilation.
 CHANGING = ("rows", "threshold")
+# Vectors that a flat buffer may hold at any place: worth no kernel of their own, which no trial would have seen.
+ANYWHERE = ("bias", "gain", "shift")
 
 
 @triton.jit
@@ -38,7 +40,7 @@ def summed(x, bias_D, residual, at_RD, inside_RD, spared_RD, rescale, DROPOUT: t
     return x_RD + tl.load(residual + at_RD, mask=inside_RD, other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=CHANGING)
+@triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=ANYWHERE)
 def norm_kernel(
     x, bias, residual, gain, shift, y, means, scales, seed_ptr, rows, width, eps, threshold, rescale,
     R: tl.constexpr, D: tl.constexpr, DROPOUT: tl.constexpr,
@@ -65,7 +67,7 @@ def norm_kernel(
     tl.store(scales + row_R, scale_R, mask=row_R < rows)
 
 
-@triton.jit(do_not_specialize=CHANGING)
+@triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=ANYWHERE[:2])
 def norm_gradient_kernel(
     x, bias, residual, gain, dy, means, scales, dx, d_residual, of_shares, seed_ptr,
     rows, width, threshold, rescale,

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from asa import fused
-from asa.errors import RequestError
-from benchmarks.kernel_time import KernelTimeConfig, check_taken, kernel_time, pairs, report, step
+from asa.errors import RequestError, WorkError
+from benchmarks.kernel_time import KernelTimeConfig, heading, kernel_time, pairs, report, step, takes
 
 pytest.importorskip("triton", reason="no Triton here")
 
 CPU = torch.device("cpu")
+PARTS = ("norms", "activations", "attention", "losses")
 SMALL = KernelTimeConfig(rows=(2,), length=16, width=32, heads=2, precision="fp32", dropout=0.0)
 
 
@@ -36,9 +37,16 @@ def test_both_ways_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_line_tells_both_and_their_ratio() -> None:
-    lines = report(SMALL, 2, [("norm", [0.05, 0.1, 0.15, 0.2])]).splitlines()
-    assert lines[0].startswith("2 rows of 16, 2 heads, width 32, fp32, dropout 0.0")
-    assert lines[2].split() == ["norm", "0.050", "0.100", "0.500", "0.150", "0.200", "0.750"]
+    assert heading(SMALL, 2).startswith("2 rows of 16, 2 heads, width 32, fp32, dropout 0.0")
+    assert report("norm", [0.05, 0.1, 0.15, 0.2]).split() == [
+        "norm",
+        "0.050",
+        "0.100",
+        "0.500",
+        "0.150",
+        "0.200",
+        "0.750",
+    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -50,10 +58,21 @@ def test_what_cannot_be_timed_is_refused(flags: tuple[str, ...], told: str) -> N
         kernel_time([*flags, "--results", "null"])
 
 
-@pytest.mark.parametrize("wrong", ["norms", "activations", "losses"])
-def test_kernels_that_the_trial_refuses_are_not_timed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "supported", lambda *args: True)
-    for what, asks in {"norms": "norms", "activations": "gelu", "losses": "losses"}.items():
-        monkeypatch.setattr(fused, f"{asks}_supported", lambda *args, right=what != wrong: right)
-    with pytest.raises(RequestError, match=f"no kernel of {wrong} takes width 32 here"):
-        check_taken(SMALL, torch.device("cpu"))
+def test_kernels_that_the_trial_refuses_are_not_timed_and_the_others_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.kernel_time.check_gpu", lambda: None)
+    monkeypatch.setattr("benchmarks.kernel_time.pairs", lambda request, rows, device: pairs(request, rows, CPU))
+    monkeypatch.setattr("benchmarks.kernel_time.takes", lambda *args: dict.fromkeys(PARTS, True) | {"norms": False})
+    monkeypatch.setattr("benchmarks.kernel_time.measure", lambda *args: [1.0, 2.0, 3.0, 4.0])
+    flags = "--rows", "2", "--length", "16", "--width", "32", "--heads", "2", "--precision", "fp32"
+    with pytest.raises(WorkError, match="not timed: the kernels of norms"):
+        kernel_time([*flags, "--results", "null"])
+    told = capsys.readouterr().out.splitlines()
+    assert ["not taken here" in line for line in told[2:]] == [True, False, False, False]
+
+
+def test_what_is_taken_goes_by_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for part, asks in zip(PARTS, ("norms_", "gelu_", "", "losses_"), strict=True):
+        monkeypatch.setattr(fused, f"{asks}supported", lambda *args, right=part != "losses": right)
+    assert takes(SMALL, 2, CPU) == dict.fromkeys(PARTS, True) | {"losses": False}

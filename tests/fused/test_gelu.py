@@ -73,7 +73,7 @@ def test_the_slope_is_right_to_the_seventh_digit_wherever_it_is_asked() -> None:
     made = [x_1W, torch.ones_like(x_1W), torch.zeros_like(x_1W[0])]
     found, wanted = ours(made)[1].double(), formulas(made)[1]
     # A GPU divides and exponentiates to the last digit or two, the interpreter to the last.
-    assert (found - wanted).abs().max() < (6e-7 if DEVICE == "cuda" else 3e-7)
+    assert (found - wanted).abs().max() < (8e-7 if DEVICE == "cuda" else 3e-7)
 
 
 @given(

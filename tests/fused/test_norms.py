@@ -226,6 +226,25 @@ def test_the_trial_notices_another_dropout_in_the_backward_pass(monkeypatch: pyt
     assert "with dropout 0.25" in (probe_norms.fault(HERE, torch.float32, 96) or "")
 
 
+def test_no_trial_is_made_inside_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the trial's own would wait for the thread that waits for the trial."""
+    tried: list[Any] = []
+    monkeypatch.setattr(probe_norms, "fault", lambda *asked: tried.append(asked))
+    given = torch.ones(2, 24, device=DEVICE)
+    answers: list[tuple[bool, int]] = []
+    reached = torch.ones(1, requires_grad=True) * 1.0
+    reached.register_hook(lambda _: answers.append((fused.norms_supported(given), len(tried))))
+    fused._norms_work.cache_clear()
+    try:
+        for supported in (None, True):
+            if supported:
+                assert fused.norms_supported(given)
+            reached.sum().backward(retain_graph=True)
+    finally:
+        fused._norms_work.cache_clear()
+    assert answers == [(False, 0), (True, 1)]
+
+
 def test_the_trial_is_of_the_width_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another width is another program."""
     tried: list[Any] = []
