@@ -21,6 +21,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     global _waits
     kept = _phase in ("holds", "over") or (_phase == "starts" and _imports(frame))
     if _waits or not kept:
+        _waits = False
         raise KeyboardInterrupt
     _waits = True
 
@@ -42,14 +43,18 @@ def begin() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Inside, a signal is kept until the end: for what must not be left half done."""
-    global _phase
+    """Inside, in the main thread, a signal whose handler is `interrupt` is kept until the end, for what must not be
+    left half done. One that comes once more is not, and an error inside is the end in any case."""
+    global _phase, _waits
     before, _phase = _phase, "holds"
     try:
         yield
-    finally:
-        _phase = before
-    due()
+    except BaseException:
+        _phase, _waits = before, False
+        raise
+    _phase = before
+    if before != "holds":
+        due()
 
 
 def end() -> None:

@@ -13,17 +13,13 @@ import torch.distributed
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, ProcessGroup, Store
 
-from asa.errors import RequestError, WorkError
+from asa.errors import Apart, RequestError, WorkError
 from asa.typed import manual_seed
 
 torch_dist: Any = torch.distributed  # which has types for some of its functions' arguments only
 T = TypeVar("T")
 JOIN = timedelta(minutes=10)  # that ranks may be apart at their start
 LAST_THREADS = 0.2  # seconds that gloo's threads have for their end
-
-
-class Apart(WorkError):
-    """An error of this rank, which others may wait for and cannot be told of it."""
 
 
 class RankLost(Apart):
@@ -183,7 +179,7 @@ def close(together: bool = True) -> None:
     _made.clear()
     if active():
         several = world() > 1
-        if together or torch_dist.get_backend() != "nccl":
+        if together or not several or torch_dist.get_backend() != "nccl":
             torch_dist.destroy_process_group()
         if several:
             # A thread of gloo's that has the last message's tensor asks Python to free it, and aborts the process where
@@ -193,7 +189,7 @@ def close(together: bool = True) -> None:
 
 def on_main(work: Callable[[], T]) -> T:
     """What `work` gives on rank 0, on every rank. An error is raised on every rank, so that none waits for a lost one:
-    deliberate ones as they are, any other as itself on rank 0 and as a WorkError elsewhere."""
+    deliberate ones as they are, any other as itself on rank 0, which ends by it, and as Apart elsewhere."""
     outcome: list[Any] = [None, None]
     unforeseen: Exception | None = None
     if is_main():
@@ -203,7 +199,7 @@ def on_main(work: Callable[[], T]) -> T:
             outcome[1] = error
         except Exception as error:
             unforeseen = error
-            outcome[1] = WorkError(f"rank 0 failed: {error!r}")
+            outcome[1] = Apart(f"rank 0 failed: {error!r}")
     if world() > 1:
         torch_dist.broadcast_object_list(outcome, group=_hosts())
     if outcome[1] is not None:

@@ -9,5 +9,9 @@ class WorkError(Exception):
     """The work failed on good instructions (a damaged file, a diverged run): one line. Exit code 1."""
 
 
+class Apart(WorkError):
+    """An error of this rank, which others may wait for and cannot be told of it."""
+
+
 class NotWritten(WorkError):
     """The system refused to write; some runs may go on without what was to be written."""

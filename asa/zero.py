@@ -41,7 +41,8 @@ class DeepSpeedEngine(Passes):
         micro_batch: int,
         offload: bool = False,
     ) -> None:
-        """Args: offload keeps the optimizer's state and its work on the CPU (ZeRO 1 to 3)."""
+        """Args: offload keeps the optimizer's state and its work on the CPU (ZeRO 1 to 3). Several processes have met
+        by asa.dist.init."""
         import deepspeed
 
         # On a CPU it would try which of its C++ parts compile, and build the one for inference's all-reduce: a minute,
@@ -70,7 +71,9 @@ class DeepSpeedEngine(Passes):
         if zero in (1, 2):
             self._optimizer._lazy_init_hp_params_optimizer_state()
         self._order = _Order(self._optimizer, module) if zero == 2 and singly and dist.world() > 1 else None
-        self._update_scale, self._losses = None, list[Tensor]()  # of the update to come, in fp16
+        self._update_scale = None
+        # Of the update to come, in fp16: what goes backwards; what is ascended, with the sum of a gradient of it.
+        self._losses, self._ascents = list[Tensor](), list[tuple[Tensor, Tensor]]()
         if precision == "fp16":
             # DeepSpeed changes the scale between the check of the gradients and their division by it.
             self._update_scale = self._optimizer._update_scale
@@ -95,7 +98,10 @@ class DeepSpeedEngine(Passes):
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         # On their way through a half-precision model small gradients vanish, and adversaries have small ones.
         scale = 1.0 if scaled else self._loss_scale()
-        return tuple(gradient.float() / scale for gradient in super().ascend(loss * scale, wrt))
+        gradients = [gradient.float() for gradient in super().ascend(loss * scale, wrt)]
+        if self._update_scale is not None and not scaled:
+            self._ascents += [(loss.detach(), gradient.sum()) for gradient in gradients]
+        return tuple(gradient / scale for gradient in gradients)
 
     def backward(self, loss: Tensor) -> None:
         if self._update_scale is not None:
@@ -105,6 +111,7 @@ class DeepSpeedEngine(Passes):
             self._engine.backward(self._vetoed(loss) * dist.world())
 
     def step(self, norms: bool = False) -> StepStats:
+        losses, ascents, self._losses, self._ascents = self._losses, self._ascents, [], []
         if self._order is not None:
             self._order.check()
         rate, scale = self._next_rate(), self._loss_scale()
@@ -115,25 +122,26 @@ class DeepSpeedEngine(Passes):
         self._clear()
         applied = self._engine.was_step_applied()
         self.applied += int(applied)
+        overflow = False
         if self._update_scale is not None:
-            overflow = self._overflowed(applied, scale)
-            if applied or overflow:
-                self._update_scale(overflow)
+            overflow = not applied and _overflowed(losses, ascents)
+            self._rescale(applied, overflow, scale)
         norm = self._engine.get_global_grad_norm()
         assert norm is not None
-        return StepStats(applied, norm, rate, scale, *(self._norms.read(norm) if applied else (None, None)))
+        apart = self._norms.read(norm) if applied else (None, None)
+        return StepStats(applied, norm, rate, scale, *apart, overflow=overflow)
 
-    def _overflowed(self, applied: bool, scale: float) -> bool:
-        """Whether an update was left out for the loss scale, with which a loss that is not finite has nothing to do.
+    def _rescale(self, applied: bool, overflow: bool, scale: float) -> None:
+        """Change the loss scale after an update. One that was left out for another fault has nothing to do with it.
         Raises WorkError where there is no smaller one."""
-        losses, self._losses = self._losses, []
-        overflow = not applied and not dist.any_(any(not torch.isfinite(loss) for loss in losses))
+        assert self._update_scale is not None
         if overflow and scale <= MIN_LOSS_SCALE:
             raise WorkError(
                 f"the fp16 gradient is not finite even at the smallest loss scale, {MIN_LOSS_SCALE};"
                 " set --precision bf16 or fp32, or lower --optim.lr, and start from an older checkpoint"
             )
-        return overflow
+        if applied or overflow:
+            self._update_scale(overflow)
 
     def _loss_scale(self) -> float:
         return float(getattr(self._optimizer, "loss_scale", 1.0))
@@ -233,6 +241,7 @@ class DeepSpeedEngine(Passes):
             return
         if self.partitioned:
             # Not by its functions for whole tensors, which fail where the ranks' shares are not of one size.
+            assert value.numel() == cast(Any, p).ds_numel, f"{tuple(value.shape)} is not all of a parameter"
             size = cast(Any, p).ds_tensor.numel()
             value = F.pad(value.flatten(), (0, size * dist.world() - value.numel()))
             value = value.narrow(0, size * dist.rank(), size)
@@ -280,8 +289,19 @@ class _Order:
             )
 
 
+def _overflowed(losses: list[Tensor], ascents: list[tuple[Tensor, Tensor]]) -> bool:
+    """Whether the loss scale is to blame for gradients that are not finite, on any rank: the losses are, or an ascent,
+    whose loss is, has given a gradient that is not, from which a loss may have come. All ranks call it."""
+    fault = dist.any_(any(not torch.isfinite(loss) for loss in losses))
+    climbed = dist.any_(any(bool(torch.isfinite(loss)) and not torch.isfinite(total) for loss, total in ascents))
+    return climbed or not fault
+
+
 def _whole_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Rank 0's, as they are given, of all that is trained."""
+    """Rank 0's, as they are given, of all that is trained; none where an engine before, or the user, has spread them
+    over the ranks, which DeepSpeed rounds where they are."""
+    if any(hasattr(p, "ds_id") for p in module.parameters()):
+        return {}
     trained = ((name, p.detach()) for name, p in module.named_parameters() if p.requires_grad)
     return {name: dist.from_main_(p.to("cpu", torch.float32, copy=True).contiguous()) for name, p in trained}
 

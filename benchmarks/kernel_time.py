@@ -65,7 +65,7 @@ def kernel_time(argv: list[str]) -> None:
         raise RequestError(f"width {request.width} is no multiple of {request.heads} heads; set --width or --heads")
     check_gpu()
     lines: list[str] = []
-    missing: dict[str, None] = {}
+    missing: list[str] = []
 
     def told(line: str) -> None:
         print(line, flush=True)
@@ -75,11 +75,13 @@ def kernel_time(argv: list[str]) -> None:
     for rows in request.rows:
         told(heading(request, rows))
         taken = takes(request, rows, torch.device("cuda"))
-        missing |= dict.fromkeys(part for part in taken if not taken[part])
+        missing += [f"{part} at {rows} rows" for part in taken if not taken[part]]
         for pair in pairs(request, rows, torch.device("cuda")):
             told(report(pair.what, measure(request, pair) if taken[pair.part] else None))
     if missing:
-        raise WorkError(f"not timed: the kernels of {' and '.join(missing)}; another --width or --precision may do")
+        raise WorkError(
+            f"not timed: the kernels of {', '.join(missing)}; set --rows, --length, --width, --heads or --precision"
+        )
 
 
 def takes(request: KernelTimeConfig, rows: int, device: torch.device) -> dict[str, bool]:

@@ -18,7 +18,7 @@ from asa.ahead import Ahead
 from asa.batch import Batch
 from asa.dist import seed_all
 from asa.engine import Engine, StepStats, broken_weight
-from asa.errors import RequestError, WorkError
+from asa.errors import Apart, RequestError, WorkError
 from asa.methods import METHODS, At, Method
 from asa.methods.base import add
 from asa.places import clear
@@ -33,7 +33,7 @@ from finetune.run import Cell
 from finetune.state import Best, Progress, Saver
 from finetune.tasks.batches import Encoded, steps_per_epoch, training_rows, window
 from finetune.tasks.task import Task, scored
-from finetune.together import Alone, agreed, alone, record_of
+from finetune.together import agreed, alone, record_of
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ def _closed(engine: Engine) -> Generator[None]:
     try:
         yield
     except (RequestError, WorkError) as error:
-        if not isinstance(error, Alone):
+        if not isinstance(error, Apart):
             engine.close()
         raise
     engine.close()
@@ -195,7 +195,7 @@ def _step(session: Session) -> None:
         seed_all(seed, DROPOUT, step * method.replays + replay, dist.rank())
         terms = _guard(config)(partial(_gradients, session, batches, replay))
         stats = engine.step()
-        if _applied(stats, terms["loss"], session):
+        if _applied(stats, session):
             method.after_step(engine)
             session.meter.add(terms, stats)
         else:
@@ -210,16 +210,11 @@ def _gradients(session: Session, batches: list[Batch], replay: int) -> dict[str,
     return terms
 
 
-def _applied(stats: StepStats, loss: Tensor, session: Session) -> bool:
-    """False where FP16 gradients overflow, which lowers the loss scale. Raises Diverged for other failed updates.
-
-    Args: loss, this rank's.
-    """
-    if stats.applied:
-        return True
-    if session.cell.config.precision != "fp16" or dist.any_(not torch.isfinite(loss)):
+def _applied(stats: StepStats, session: Session) -> bool:
+    """False where FP16 gradients overflow, which lowers the loss scale. Raises Diverged for other failed updates."""
+    if not (stats.applied or stats.overflow):
         raise _diverged(session, f"loss or gradient of step {session.progress.step + 1}")
-    return False
+    return stats.applied
 
 
 def _diverged(session: Session, what: str) -> Diverged:

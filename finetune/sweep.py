@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from asa import dist, hf, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import from_dict
-from asa.errors import RequestError, WorkError
+from asa.errors import Apart, RequestError, WorkError
 from asa.families import family
 from asa.methods import METHODS, OURS
 from asa.methods.limits import rounding, slow_adversary
@@ -33,7 +33,6 @@ from finetune.tasks.facts import of_words, told
 from finetune.tasks.load import load, trainable
 from finetune.tasks.spec import chosen
 from finetune.tasks.task import Task, scored
-from finetune.together import Alone
 
 Failure = RequestError | WorkError
 Trials = Sequence[Sequence[dict[str, Any]]]  # of each trial keys of FinetuneConfig, nested, that go over the request's
@@ -108,7 +107,7 @@ class Sweep:
             if not (going_on and state.saved(cell.folder)):
                 dist.on_main(lambda: check_own(cell.folder))  # again: other runs may have taken hours
             end = train(cell, self.tasks[run.task], data, facts, going_on)
-        except Alone:
+        except Apart:
             raise
         except (RequestError, WorkError) as error:
             board.say(f"{run.name:40s} failed: {error}")

@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 import torch
 
 from asa import dist
-from asa.errors import RequestError, WorkError
+from asa.errors import Apart, RequestError, WorkError
 from asa.record import Record
 
 T = TypeVar("T")
 FULL = "the GPU's memory is full; set --micro_batch (below --batch) or lower --eval_batch"
 
 
-class Alone(dist.Apart):
+class Alone(Apart):
     """A failure of this rank, or of a lost one, that others wait for and cannot be told of: the sweep is over."""
 
 

@@ -13,7 +13,7 @@ from scipy.stats.qmc import Halton
 
 from asa import dist, record
 from asa.config import flat, from_dict, save_yaml
-from asa.errors import RequestError, WorkError
+from asa.errors import Apart, RequestError, WorkError
 from asa.methods import OURS, groups_read
 from asa.places import refusal_told, whole
 from finetune.config import FinetuneConfig, TuneConfig
@@ -21,7 +21,6 @@ from finetune.facts import is_finished, is_same
 from finetune.recipes import merged
 from finetune.run import Cell
 from finetune.sweep import Sweep, Trials, make_all
-from finetune.together import Alone
 
 OWN = ("trials", "search")  # keys of TuneConfig that no run reads
 BEST, TABLE = "best.yaml", "trials.csv"
@@ -55,7 +54,7 @@ def tune(given: dict[str, Any]) -> None:
     failed: RequestError | WorkError | None = None
     try:
         make_all(work, config.worker)
-    except Alone:
+    except Apart:
         raise
     except (RequestError, WorkError) as error:  # the choice is made among the others
         failed = error

@@ -42,7 +42,6 @@ class Faults:
     update."""
 
     policy: Policy
-    dynamic_scale: bool
     skipped: int = 0
     in_a_row: int = 0
     _last: int = 0
@@ -51,19 +50,21 @@ class Faults:
         self,
         engine: Engine,
         step: int,
+        overflow: bool,
         losses: list[Tensor],
         rows: list[NDArray[np.int64]],
         tell: Callable[[Fault], None],
     ) -> None:
         """An update was not made; all ranks call it. `tell` gets the faults, none for an overflow of the loss scale.
 
-        Args: losses and rows of this rank's micro-batches; losses may have one more, of all of them.
+        Args: overflow tells that the loss scale was too high; it is lower now. losses and rows of this rank's
+            micro-batches; losses may have one more, of all of them.
         Raises: WorkError on every rank where the policy is to stop, a weight is not finite or skipping does not help.
         """
         self.skipped += 1
+        if overflow:
+            return
         faults = diagnose(step, losses, rows)
-        if self.dynamic_scale and all(fault.what == "gradient" for fault in faults):
-            return  # the scale was too high: it is halved and the next step tried
         for fault in faults:
             tell(fault)
         self.in_a_row += int(step != self._last)  # a step may make several updates

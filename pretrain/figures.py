@@ -65,7 +65,7 @@ class Meter:
         with self.paused(), FlopCounterMode(display=False) if self._untimed == 2 else nullcontext() as counter:
             yield
         if counter is not None:
-            self.flops = once(counter.get_flop_counts()["Global"])
+            self.flops = once(counter.get_flop_counts().get("Global", {}))
         self._untimed -= 1
         self.steps -= 1
 

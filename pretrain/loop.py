@@ -168,11 +168,12 @@ def update(session: Session, log: bool) -> tuple[Terms, StepStats]:
             run.faults.applied()
             run.method.after_step(run.engine)
         else:
-            _not_applied(session, losses + ([before["loss"]] if "loss" in before else []), slots)
+            mine = losses + ([before["loss"]] if "loss" in before else [])
+            _not_applied(session, stats.overflow, mine, slots)
     return terms, stats
 
 
-def _not_applied(session: Session, losses: list[Tensor], slots: int) -> None:
+def _not_applied(session: Session, overflow: bool, losses: list[Tensor], slots: int) -> None:
     """Say which rows an update failed on, unless it was an overflow of the loss scale. Raises as the policy says."""
     run = session.run
     step = run.step + 1
@@ -182,7 +183,7 @@ def _not_applied(session: Session, losses: list[Tensor], slots: int) -> None:
         if dist.is_main() and run.config.on_nonfinite == "skip":
             session.bar.write(f"warning: {fault}; the step is skipped")
 
-    run.faults.not_applied(run.engine, step, losses, run.batches.rows(run.step, slots), tell)
+    run.faults.not_applied(run.engine, step, overflow, losses, run.batches.rows(run.step, slots), tell)
 
 
 def _log(session: Session, terms: Terms, stats: StepStats) -> None:

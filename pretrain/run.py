@@ -73,7 +73,7 @@ def build(config: PretrainConfig, device: torch.device, found: Path | None = Non
         dist.world(),
         config.masking,
     )
-    faults = Faults(config.on_nonfinite, dynamic_scale=config.precision == "fp16")
+    faults = Faults(config.on_nonfinite)
     tokenizer = load_tokenizer(config.model, "--model")
     run = Run(config, engine, method, objective, batches, tokenizer, device, faults, inputs(config))
     if found is not None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from asa.adversary import ASAConfig
-from asa.errors import WorkError
+from asa.errors import Apart
 from asa.fused.beside import Beside
 
 # B rows, C classes, D width, H heads, K width of one head, L length, N distributions
@@ -171,7 +171,7 @@ def _gelu_works(device: torch.device, dtype: torch.dtype, width: int) -> bool:
 
 def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:
     """Whether kernels run and are right. Triton wants a C compiler, Python's headers, the driver's library and a folder
-    for its cache. Raises: what comes of full memory, which says nothing of them; WorkError where they have taken the
+    for its cache. Raises: what comes of full memory, which says nothing of them; Apart where they have taken the
     GPU from this process, in which nothing runs on it any more; _NotNow inside a backward pass, for whose thread the
     trial's own would wait."""
     if _torch._C._current_graph_task_id() != -1:
@@ -185,9 +185,7 @@ def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:
         if any(word in str(error) for word in FULL):
             raise
         if any(word in str(error) for word in LOST):
-            raise WorkError(
-                f"Triton's kernels fail here ({why}); leave them out by asa.fused.DEVICES.clear()"
-            ) from error
+            raise Apart(f"Triton's kernels fail here ({why}); leave them out by asa.fused.DEVICES.clear()") from error
         logging.getLogger(__name__).warning("Triton cannot run here, so %s: %s", then, why)
         return False
     if wrong:

@@ -189,7 +189,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None
 def seed_of(device: torch.device, dropout: float) -> Tensor:
     """Of one call's dropout, from torch's generator: what repeats a pass's random numbers repeats its dropout."""
     if not dropout:
-        return torch.empty(1, dtype=torch.int64, device=device)  # which nobody reads
+        return torch.empty(1, dtype=torch.int64, device=device)  # whose number counts for nothing
     return torch.randint(2**62, (1,), device=device)
 
 

@@ -46,7 +46,8 @@ def test_all_ranks_know_the_same(what: str, known: Any, told: list[dict[str, Any
 
 def test_an_unforeseen_error_of_rank_0_is_itself_there_and_failed_work_elsewhere(told: list[dict[str, Any]]) -> None:
     assert told[0]["unforeseen"] == ["KeyError", "'lost'"]
-    assert told[1]["unforeseen"] == ["WorkError", "rank 0 failed: KeyError('lost')"]
+    # By which rank 1 leaves without waiting for rank 0, which has left.
+    assert told[1]["unforeseen"] == ["Apart", "rank 0 failed: KeyError('lost')"]
 
 
 def test_a_rank_that_is_gone_is_told_in_a_line() -> None:
@@ -135,22 +136,23 @@ def test_a_sum_on_the_host_goes_through_the_hosts_group(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("error", "backend", "waits"),
+    ("error", "backend", "world", "waits"),
     [
-        (None, "nccl", True),
-        (WorkError("all have it"), "nccl", True),
-        (dist.RankLost("gone"), "nccl", False),
-        (OSError("full"), "nccl", False),
-        (SystemExit(143), "nccl", False),
-        (OSError("full"), "gloo", True),
+        (None, "nccl", 2, True),
+        (WorkError("all have it"), "nccl", 2, True),
+        (dist.RankLost("gone"), "nccl", 2, False),
+        (OSError("full"), "nccl", 2, False),
+        (SystemExit(143), "nccl", 2, False),
+        (OSError("full"), "gloo", 2, True),
+        (OSError("full"), "nccl", 1, True),
     ],
 )
 def test_a_rank_that_fails_by_itself_does_not_wait_for_nccls_end(
-    error: BaseException | None, backend: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+    error: BaseException | None, backend: str, world: int, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
     monkeypatch.setattr(dist, "active", lambda: True)
-    monkeypatch.setattr(dist, "world", lambda: 2)
+    monkeypatch.setattr(dist, "world", lambda: world)
     monkeypatch.setattr("torch.distributed.get_backend", lambda: backend)
     monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: left.append(1))
     monkeypatch.setattr("time.sleep", lambda seconds: None)

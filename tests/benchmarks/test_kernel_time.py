@@ -66,7 +66,7 @@ def test_kernels_that_the_trial_refuses_are_not_timed_and_the_others_are(
     monkeypatch.setattr("benchmarks.kernel_time.takes", lambda *args: dict.fromkeys(PARTS, True) | {"norms": False})
     monkeypatch.setattr("benchmarks.kernel_time.measure", lambda *args: [1.0, 2.0, 3.0, 4.0])
     flags = "--rows", "2", "--length", "16", "--width", "32", "--heads", "2", "--precision", "fp32"
-    with pytest.raises(WorkError, match="not timed: the kernels of norms"):
+    with pytest.raises(WorkError, match="not timed: the kernels of norms at 2 rows; set --rows"):
         kernel_time([*flags, "--results", "null"])
     told = capsys.readouterr().out.splitlines()
     assert ["not taken here" in line for line in told[2:]] == [True, False, False, False]

@@ -325,6 +325,34 @@ def test_a_signal_that_another_thread_hears_breaks_no_start_of_a_worker(
     assert capfd.readouterr().err == ""
 
 
+def test_a_signal_is_kept_to_the_end_of_all_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_phase", "works")
+    done: list[str] = []
+
+    def nested() -> None:
+        with interrupts.held():
+            with interrupts.held():
+                interrupts.interrupt(signal.SIGTERM, None)
+            done.append("all")
+
+    def twice() -> None:
+        with interrupts.held():
+            interrupts.interrupt(signal.SIGTERM, None)
+            interrupts.interrupt(signal.SIGTERM, None)
+
+    def failing() -> None:
+        with interrupts.held():
+            interrupts.interrupt(signal.SIGTERM, None)
+            raise OSError
+
+    for work, error in ((nested, KeyboardInterrupt), (twice, KeyboardInterrupt), (failing, OSError)):
+        with pytest.raises(error):
+            work()
+        with interrupts.held():
+            pass  # nothing is left of it
+    assert done == ["all"]
+
+
 def test_a_thread_that_has_not_begun_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = threading.enumerate
     monkeypatch.setattr(threading, "enumerate", lambda: [*real(), threading.Thread()])  # as a queue's, for a moment

@@ -220,12 +220,23 @@ def lowest(stage: Stage) -> str:
     return ""
 
 
-def kept(stage: Stage) -> list[dict[str, Any]]:
-    """The scale's state before and after losses that are not finite."""
+def kept(stage: Stage) -> list[Any]:
+    """The scale's state before and after losses that are not finite, and whether the scale was to blame."""
     engine = scale_at(stage, cur_scale=1.0)
-    found = [engine.counters()]
-    assert not any(not_finite(engine).applied for _ in range(3))
-    return [*found, engine.counters()]
+    before = engine.counters()
+    stats = [not_finite(engine) for _ in range(3)]
+    return [before, engine.counters(), [one.applied or one.overflow for one in stats]]
+
+
+def climbed(stage: Stage) -> list[Any]:
+    """The same of a loss that is not finite because an ascent under the scale has overflowed on the last rank."""
+    engine = scale_at(stage, cur_scale=512.0, cur_hysteresis=1)
+    last = dist.rank() == dist.world() - 1
+    x = torch.ones(2, requires_grad=True)
+    (gradient,) = engine.ascend((x.half() * (1000 if last else 1)).float().sum(), [x])
+    assert torch.isfinite(gradient).all() != last
+    stats = not_finite(engine)
+    return [stats.applied, stats.overflow, engine.counters()["scaler"]["cur_scale"]]
 
 
 def begun(stage: Stage, offload: bool, precision: Precision) -> list[str]:
@@ -234,6 +245,18 @@ def begun(stage: Stage, offload: bool, precision: Precision) -> list[str]:
     engine = DeepSpeedEngine(module, OPTIM, STEPS, CPU, cast(int, stage), precision, ROWS, offload)
     given = {name: p.detach() for name, p in tiny_module(asa=ATTACK, seed=0).named_parameters()}
     return differing(given, dict(engine.parts("weights")))
+
+
+def begun_again(stage: Stage) -> float:
+    """How far a second engine in bf16 begins from the weights of the first, in part of the largest one."""
+    module = tiny_module(asa=ATTACK, seed=3)
+    given = {name: p.detach().clone() for name, p in module.named_parameters()}
+    found = dict[str, Tensor]()
+    for _ in range(2):
+        engine = DeepSpeedEngine(module, OPTIM, STEPS, CPU, cast(int, stage), "bf16", ROWS)
+        found = dict(engine.parts("weights"))
+        engine.close()
+    return max(float((found[name].float() - p).abs().max() / p.abs().max()) for name, p in given.items())
 
 
 class Work(TorchDispatchMode):
@@ -301,11 +324,13 @@ def main(out: Path, which: str) -> None:
     stages: tuple[Stage, ...] = (1, 2, 3)
     if which == "thin":
         for stage in (0, 2, 3):
-            results[f"scale-{stage}"] = growing(stage) | {"lowest": lowest(stage), "kept": kept(stage)}
+            results[f"scale-{stage}"] = growing(stage) | {"lowest": lowest(stage)}
     zero_at_once.PIECE = piece
     for stage, offload in product(stages[1:], (False, True)):
         results[f"begun-{stage}-{offload}"] = {one: begun(stage, offload, one) for one in get_args(Precision)}
-    results["seconds of DeepSpeed's groups"] = [group_waits(stage) for stage in stages]
+    for stage in stages[1:]:
+        results[f"faults-{stage}"] = {"kept": kept(stage), "climbed": climbed(stage), "again": begun_again(stage)}
+    results["seconds of DeepSpeed's group"] = group_waits(2)
     results["operations"] = operations(2)
     results["operations"]["waits"] = sum(waits(stage) for stage in (0, 1, 2))
     if dist.is_main():

@@ -202,12 +202,12 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_or_not_as_configured(
 
 def test_an_overflow_of_the_loss_scale_is_no_fault_and_a_loss_is() -> None:
     engine = PlainEngine(TaskModel(tiny("bert"), "mlm"), OptimConfig(), 1, CPU)
-    faults, told = Faults("stop", dynamic_scale=True), []
+    faults, told = Faults("stop"), []
     rows = [np.arange(2)]
-    faults.not_applied(engine, 1, [torch.tensor(1.0)], rows, told.append)
+    faults.not_applied(engine, 1, True, [torch.tensor(1.0)], rows, told.append)
     assert (faults.skipped, faults.in_a_row, told) == (1, 0, [])
     with pytest.raises(WorkError, match="the loss of step 2"):
-        faults.not_applied(engine, 2, [torch.tensor(torch.nan)], rows, told.append)
+        faults.not_applied(engine, 2, False, [torch.tensor(torch.nan)], rows, told.append)
     assert [fault.rows for fault in told] == [[0, 1]]
 
 
