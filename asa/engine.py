@@ -26,7 +26,7 @@ State = Literal["weights", "exp_avg", "exp_avg_sq"]  # of every trainable parame
 
 class StepStats(NamedTuple):
     """applied: False where a gradient was not finite, so that nothing was updated. overflow: FP16's loss scale was too
-    high then, and is lower now.
+    high for it, no fault.
 
     grad_norm: before clipping, of model and adversaries together; model_norm, adversary_norm: apart, None where not
     asked for, not applied or, of the adversaries, where there are none. loss_scale: what the step's gradients were

@@ -53,8 +53,8 @@ def _as_ranks(work: Callable[[], None]) -> None:
     import torch
 
     from asa import dist
+    from asa.errors import Apart
     from cli import expect_no_gpu
-    from finetune.together import Alone
 
     expect_no_gpu()
     # In order, so that the terminal gets its cursor back.
@@ -68,7 +68,7 @@ def _as_ranks(work: Callable[[], None]) -> None:
     with dist.left():
         try:
             work()
-        except Alone as error:
+        except Apart as error:
             if dist.rank():  # rank 0's is printed in any case
                 print(f"error: {error}", file=sys.stderr, flush=True)
             raise

@@ -57,7 +57,7 @@ class Faults:
     ) -> None:
         """An update was not made; all ranks call it. `tell` gets the faults, none for an overflow of the loss scale.
 
-        Args: overflow tells that the loss scale was too high; it is lower now. losses and rows of this rank's
+        Args: overflow tells that the loss scale was too high. losses and rows of this rank's
             micro-batches; losses may have one more, of all of them.
         Raises: WorkError on every rank where the policy is to stop, a weight is not finite or skipping does not help.
         """

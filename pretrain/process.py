@@ -10,7 +10,7 @@ import torch
 
 import cli
 from asa import dist
-from asa.errors import RequestError, WorkError
+from asa.errors import Apart, RequestError, WorkError
 from asa.methods import flags_of, flags_unread
 from asa.typed import deterministic
 from pretrain.config import PretrainConfig, check, unread_by
@@ -48,7 +48,7 @@ def run(argv: list[str]) -> None:
         try:
             with dist.loss_told():
                 stopped = train(request, device)
-        except dist.RankLost as error:
+        except Apart as error:
             if rank():  # rank 0's is printed in any case, and it may be the one that is gone
                 print(f"error on rank {rank()}: {error}", file=sys.stderr, flush=True)
             raise

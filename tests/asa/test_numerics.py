@@ -17,6 +17,7 @@ from asa.losses import divergence
 from asa.methods import METHODS, At, MethodsConfig
 from asa.model import Output, TaskModel
 from asa.signal import Perturb, Site
+from asa.typed import deterministic
 from tests.asa.conftest import KINDS, batch_for, gradients, tiny_batch, tiny_engine
 from tests.asa.encoders import HEADS, LAYERS, LENGTH, PAIRS, WIDTH, tiny
 
@@ -206,3 +207,15 @@ def test_the_adversary_does_not_eat_the_clip_norm_of_the_model() -> None:
     assert starved_model == pytest.approx(model, rel=1e-5)  # the model's own gradient is the same
     assert starved_adversary == pytest.approx(adversary / ASAConfig().reversal, rel=1e-3)
     assert starved_model < 0.1 * starved_total
+
+
+def test_deterministic_kernels_write_their_outputs_once() -> None:
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    try:
+        deterministic()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not memory.fill_uninitialized_memory  # with it torch.empty is a tensor of NaN
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        memory.fill_uninitialized_memory = before[1]

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from asa import record
+from asa import dist, record
 from asa.config import save_yaml
 from asa.engine import PlainEngine
-from asa.errors import WorkError
+from asa.errors import Apart, WorkError
 from asa.methods.vanilla import Vanilla
+from finetune.__main__ import _as_ranks
 from finetune.state import Saver
 from finetune.sweep import sweep
 from finetune.together import FULL
@@ -85,6 +86,21 @@ def test_what_the_ranks_cannot_go_on_from_ends_all_and_says_why(
     assert f"error: rank 1: {FULL}" in errors[1] if what == "memory" else "KeyError: 'a bug'" in errors[1]
     assert events(out, f"tiny-{FAILING}-0")[-1]["event"] == "failed"
     assert not list(out.glob(f"*/tiny-vanilla-0/{record.NAME}"))
+
+
+def test_an_error_that_a_rank_does_not_share_is_told_by_that_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost() -> None:
+        raise Apart("its device is gone")
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(dist, "rank", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(Apart):
+        _as_ranks(lost)
+    assert capsys.readouterr().err == "error: its device is gone\n"
 
 
 def test_a_failed_run_holds_no_memory_while_others_are_made(given: Given, tmp_path: Path) -> None:

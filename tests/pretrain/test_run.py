@@ -3,8 +3,10 @@
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from asa import checkpoint, dist, manifest, methods, record
 from asa.attention import has_stock_head, trimmed
 from asa.config import to_dict
 from asa.engine import Precision
-from asa.errors import RequestError, WorkError
+from asa.errors import Apart, RequestError, WorkError
 from asa.hf import weights_sha256
 from asa.methods import METHODS, At, MethodsConfig
 from asa.methods.random_mask import RandomMaskConfig
@@ -377,6 +379,22 @@ def test_an_optimizer_that_slows_the_adversary_down_is_told(
         asked = replace(request_, method="asa", optim=replace(request_.optim, eps=eps))
         build(asked, torch.device("cpu")).engine.close()
         assert ("note: eps = 1e-06 with asa.reversal = 0.0001, a factor of the" in capsys.readouterr().out) == told
+
+
+def test_an_error_that_a_rank_does_not_share_is_told_by_that_rank(
+    request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(*_: Any) -> int:
+        raise Apart("its device is gone")
+
+    monkeypatch.setattr("pretrain.loop.train", lost)
+    monkeypatch.setattr("pretrain.process.rank", lambda: 1)
+    monkeypatch.setattr(dist, "init", lambda *_: None)
+    monkeypatch.setattr(dist, "left", nullcontext)
+    given = ["--data", str(request_.data), "--model", str(request_.model), "--out", str(request_.out)]
+    with pytest.raises(Apart):
+        command(given)
+    assert capsys.readouterr().err == "error on rank 1: its device is gone\n"
 
 
 def test_a_flag_of_another_method_is_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
