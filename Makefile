@@ -58,6 +58,8 @@ test: setup
 test-slow: setup
 	$(PY) -m pytest -m slow
 
+# One GPU, the first unless told: a Trainer that sees several would copy the model to each.
+test-gpu: export CUDA_VISIBLE_DEVICES ?= 0
 test-gpu: setup
 	$(PY) -m pytest -m gpu -rs
 	$(PY) -m pytest tests/fused

@@ -70,6 +70,7 @@ def supply(task: TaskConfig, config: FinetuneConfig, standard: bool) -> dict[str
     standard: the task is described by a file, not by flags.
     """
     if task.hub is not None and from_hub(task, config):
+        _check_hub(task, task.hub)
         return {ours: hub_rows(task.hub, theirs) for ours, theirs in task.hub.splits.items()}
     found = {name: _rows(task, name, paths, standard) for name, paths in paths_of(task).items()}
     if not found and task.hub is not None:
@@ -126,6 +127,14 @@ def training(task: TaskConfig, config: FinetuneConfig) -> list[str]:
         hub = task.hub
         return [f"hub:{hub.path} {hub.config} {hub.splits['train']}"] if "train" in hub.splits else []
     return [str(path) for path in training_files(task, config)]
+
+
+def _check_hub(task: TaskConfig, hub: HubSource) -> None:
+    if hub.revision is not None and Path(hub.path).is_dir():  # which `datasets` prefers, and reads as it is
+        raise RequestError(
+            f"task {task.name!r}: hub.revision = {hub.revision}, but {hub.path} is a folder here, which has no"
+            " revisions; leave hub.revision out, or give the repository's name as hub.path"
+        )
 
 
 def hub_rows(hub: HubSource, split: str) -> Iterator[Row]:

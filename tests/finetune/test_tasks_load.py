@@ -854,6 +854,8 @@ def test_what_a_task_folder_or_the_hub_has_of_its_own_is_not_given_beside_it(tas
         task(hub=hub, header=["a", "b"])
     with pytest.raises(RequestError, match="task 'own' is on the hub, not in a folder; leave --data out"):
         task({"data": table.parent}, hub=hub)
+    with pytest.raises(RequestError, match=r"hub\.revision = v1, but .* is a folder here.*; leave hub\.revision out"):
+        task(hub=hub | {"path": str(table.parent), "revision": "v1"})
     with pytest.raises(RequestError, match=r"'\.\./x', which cannot name a split; .*; set --task.hub.splits"):
         task(hub=hub | {"splits": {"../x": "train"}})
     assert len(task({"data": table.parent}, hub=hub, train=[table], text=["a", "b"], label="y").splits) == 3
