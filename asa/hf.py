@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import pickle
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +31,7 @@ from asa.typed import fork_rng, manual_seed
 
 MASKED_LM: Any = AutoModelForMaskedLM  # whose methods have types in part
 KINDS = ("export", "tokenizer")  # of manifests beside weights that nothing of ours changes
+READER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # beside tokenizer.json
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
@@ -95,10 +96,16 @@ def _checked_config(folder: Path, flag: str) -> PreTrainedConfig:
 
 def check_reader(folder: Path, flag: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder whose rows it makes itself. Raises: as check_model and load_tokenizer; also
-    where the tokenizer has ids, though of added tokens that no text may use, for which the model has no embedding."""
+    where the tokenizer has ids, though of added tokens that no text may use, for which the model has no embedding, or
+    no token for padding."""
     check_model(folder, flag)  # first: where there is no model, its tokenizer is not what is missing
     tokenizer = load_tokenizer(folder, flag)
     check_model(folder, flag, vocab=ids_of(tokenizer))
+    if tokenizer.pad_token_id is None:
+        raise RequestError(
+            f"{folder} has a tokenizer without a padding token; name one as pad_token in its tokenizer_config.json, or"
+            f" set {flag}"
+        )
     return tokenizer
 
 
@@ -149,6 +156,14 @@ def weights_sha256(folder: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+@functools.cache
+def model_sha256(folder: Path) -> str:
+    """weights_sha256, and over what else decides how the tokenizer reads a text. Raises: as weights_sha256."""
+    files = [folder / name for name in READER if (folder / name).is_file()]
+    lines = [weights_sha256(folder), *(f"{file.name} {weight_sha256(file)}" for file in files)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
 def weight_sha256(file: Path) -> str:
     """sha256 of a file of a model. Raises: as weights_sha256, for weights; settings may be changed."""
     return manifest.unchanged(file, KINDS if file.suffix in (".safetensors", ".bin") else ())
@@ -193,6 +208,22 @@ def load_mlm(folder: Path, seed: int, flag: str = "--model") -> tuple["transform
 def new_mlm(folder: Path) -> "transformers.PreTrainedModel":
     """A masked-LM model of the architecture in `folder`, weights arbitrary."""
     return MASKED_LM.from_config(read_config(folder))
+
+
+def of_encoder(model: "transformers.PreTrainedModel", names: Iterable[str]) -> list[str]:
+    """Of names of parameters those in the encoder, but for its pooler, which models for masked tokens lack."""
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    inside = [name for name in names if name.startswith(prefix)]
+    return sorted(name for name in inside if not name.removeprefix(prefix).startswith("pooler."))
+
+
+def check_encoder(model: "transformers.PreTrainedModel", new: Iterable[str], folder: Path, flag: str) -> None:
+    """Raises RequestError where weights of the encoder are new. Args: new, names of parameters that were not loaded."""
+    if lost := of_encoder(model, new):
+        raise RequestError(
+            f"{folder} has no weights, or of another shape, for {len(lost)} parameters of the encoder in its"
+            f" config.json ({lost[0]} ...); give a complete folder by {flag}"
+        )
 
 
 class quiet:

@@ -53,7 +53,8 @@ def ensemble(config: EnsembleConfig) -> None:
     means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
     if not made:
         _write(config.out, facts, means, began)
-    end = {name: value for name, value in finished(config.out, "--out")[1].items() if name.startswith(tuple(means))}
+    scored = tuple(f"{split}_" for split in means)
+    end = {name: value for name, value in finished(config.out, "--out")[1].items() if name.startswith(scored)}
     for run in config.runs:
         _print(str(run), finished(run, FLAG)[1], end)
     _print(str(config.out), end, end)

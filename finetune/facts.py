@@ -11,7 +11,7 @@ from asa import dist, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import flat, to_dict
 from asa.errors import RequestError, WorkError
-from asa.hf import weight_sha256, weights_sha256
+from asa.hf import model_sha256, weight_sha256
 from asa.methods import METHODS, groups_read, groups_unread, source_sha256
 from finetune import state
 from finetune.config import FinetuneConfig
@@ -64,7 +64,7 @@ def _inputs(cell: Cell, task: Task) -> dict[str, str]:
     """The sha256 of every file that the run reads, and where its model is."""
     run, config = cell
     folder, schedule = config.models[run.model], config.random_mask.schedule
-    inputs = {"model": str(folder), "model_sha256": weights_sha256(folder), "task_sha256": task.sha256}
+    inputs = {"model": str(folder), "model_sha256": model_sha256(folder), "task_sha256": task.sha256}
     if METHODS[run.method](config).uses_adversary and exported_adversary(run, config):
         inputs["adversary_sha256"] = weight_sha256(folder / ADVERSARY_FILE)
     if (sha256 := source_sha256(run.method)) is not None:
@@ -168,4 +168,5 @@ def _essence(facts: dict[str, Any]) -> dict[str, Any]:
     config = {key: value for key, value in facts.get("config", {}).items() if key not in ELSEWHERE}
     inputs = {key: value for key, value in facts.get("inputs", {}).items() if key.endswith("sha256")}
     found = {"stage": facts.get("stage"), **flat(config), **inputs}  # trials have no scores on test
-    return {key: value for key, value in found.items() if key != SCHEDULE}
+    # A setting that is null was none in records from before it.
+    return {key: value for key, value in found.items() if key != SCHEDULE and value is not None}

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +74,7 @@ def read(config: MapsConfig) -> Maps:
             " --model"
         )
     hf.check_weights(config.model / ADVERSARY_FILE, "--model")
-    model = _model(config.model)
+    model = _model(config.model, "--model")
     heads = range(model.config.num_attention_heads)
     if config.head is not None and config.head not in heads:
         raise RequestError(f"head = {config.head}: {config.model} has heads 0 to {heads[-1]}; set --head")
@@ -96,9 +97,12 @@ def _tokens(folder: Path, text: str, flag: str) -> tuple[list[str], dict[str, Te
     return [str(tokenizer.convert_ids_to_tokens(i)) for i in inputs["input_ids"][0].tolist()], inputs
 
 
-def _model(folder: Path) -> PreTrainedModel:
-    with hf.quiet():
-        return AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+def _model(folder: Path, flag: str) -> PreTrainedModel:
+    settings: dict[str, Any] = {"attn_implementation": "eager", "dtype": torch.float32}
+    with hf.loading(folder, flag):
+        model, info = AutoModel.from_pretrained(folder, output_loading_info=True, **settings)
+    hf.check_encoder(model, info["missing_keys"], folder, flag)
+    return model.eval()
 
 
 def _beside(folder: Path, config: MapsConfig, tokens: list[str], layers: int) -> list[np.ndarray]:
@@ -108,7 +112,7 @@ def _beside(folder: Path, config: MapsConfig, tokens: list[str], layers: int) ->
         raise RequestError(
             f"beside = {folder}: it splits the text into other tokens; set --beside to a model that does not"
         )
-    model = _model(folder)
+    model = _model(folder, "--beside")
     if config.head is not None and config.head >= (heads := model.config.num_attention_heads):
         raise RequestError(f"head = {config.head}: {folder} has heads 0 to {heads - 1}; set --head or --beside")
     with torch.no_grad():

@@ -41,7 +41,8 @@ def build(run: Run, config: FinetuneConfig, task: Task) -> tuple[TaskModel, list
     seed. Also the names of the parameters that are new: a head is taken over where the folder has one of the same
     shape, as a checkpoint of another task may.
 
-    Raises: RequestError where the folder cannot be loaded, or its exported adversary does not fit the method.
+    Raises: RequestError where the folder cannot be loaded or lacks weights of the encoder, or its exported adversary
+        does not fit the method.
     """
     seed_all(run.seed, HEAD, 0)
     model, new = _load(config.models[run.model], f"--models.{run.model}", task)
@@ -61,6 +62,7 @@ def _load(folder: Path, flag: str, task: Task) -> tuple["transformers.PreTrained
                 num_labels=len(classes),
                 id2label=dict(enumerate(classes)),
                 label2id={name: index for index, name in enumerate(classes)},
+                problem_type=None,  # the folder's is of another task; without one Hugging Face goes by the classes
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
@@ -72,7 +74,9 @@ def _load(folder: Path, flag: str, task: Task) -> tuple["transformers.PreTrained
         ) from None
     # Each with its name first; mismatched ones come with both shapes.
     mismatched = {name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]}
-    return model, sorted({*info["missing_keys"], *mismatched})
+    new = sorted({*info["missing_keys"], *mismatched})
+    hf.check_encoder(model, new, folder, flag)
+    return model, new
 
 
 def exported_adversary(run: Run, config: FinetuneConfig) -> bool:

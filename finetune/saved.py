@@ -130,8 +130,9 @@ def _kind(shape: Any, folder: Path, flag: str) -> Kind:
 
 
 def module_of(saved: Saved, device: torch.device, flag: str) -> TaskModel:
-    """The model in evaluation mode, in fp32. Raises RequestError where its folder lacks some of the weights."""
-    with hf.quiet():
+    """The model in evaluation mode, in fp32. Raises RequestError where its folder lacks some of the weights, or has
+    others than its config.json says."""
+    with hf.loading(saved.folder, flag):
         model, info = HEADS[saved.kind].from_pretrained(saved.folder, output_loading_info=True, dtype=torch.float32)
     if info["missing_keys"]:
         lost = sorted(info["missing_keys"])[0]

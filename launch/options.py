@@ -34,8 +34,8 @@ class Options:
     """How processes are started."""
 
     nproc: Annotated[int | None, Field(ge=1)] = None
-    """Processes on each machine; default: one per GPU, or two on a machine without, as can share the global batch. SLURM
-    jobs need it."""
+    """Processes on each machine; default: one per GPU, or two on a machine without, as can share the global batch.
+    SLURM jobs need it."""
     dry_run: bool = False
     """Check the request, print what would be run, and start nothing."""
 

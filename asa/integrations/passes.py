@@ -1,5 +1,6 @@
 """A method's passes over Hugging Face's accelerate, and the means of the terms it reports."""
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -56,23 +57,31 @@ class AcceleratedPasses(Passes):
 
 
 class Means:
-    """Means over optimizer steps of what a method reports; nothing waits for the device before `drain`."""
+    """Means of what a method reports, each over the optimizer steps that had it; nothing waits for the device before
+    `drain`."""
 
     def __init__(self) -> None:
-        self.steps = 0
         self._sums: dict[str, Tensor] = {}
+        self._had: set[str] = set()
+        self._steps: Counter[str] = Counter()
 
     def add(self, terms: dict[str, Tensor]) -> None:
         """One micro-batch's shares of its step's terms."""
         add(self._sums, terms)
+        self._had.update(terms)
+
+    def step(self) -> None:
+        """The step of the micro-batches so far is made."""
+        self._steps.update(self._had)
+        self._had.clear()
 
     def drain(self) -> dict[str, float]:
         """Each term's mean since the last drain; of a term per layer, the mean over the layers too.
 
         Raises: RequestError for masked_share of more than 1.
         """
-        found = {name: value / max(1, self.steps) for name, value in self._sums.items()}
+        found = {name: value / max(1, self._steps[name]) for name, value in self._sums.items()}
         numbers({name: value.flatten() for name, value in found.items() if name == "masked_share"})  # refused beyond 1
         means = {name: value.mean().item() for name, value in found.items()}
-        self.steps, self._sums = 0, {}
+        self._sums, self._steps = {}, Counter()
         return means

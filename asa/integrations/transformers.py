@@ -189,7 +189,7 @@ class AdversarialTrainer(TypedTrainer):
     def _updated(self) -> None:
         """After each optimizer step, applied or skipped by an fp16 overflow."""
         forget_old_weights()
-        self._means.steps += 1
+        self._means.step()
         self._method.after_step(self._engine())
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:

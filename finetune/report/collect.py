@@ -95,7 +95,7 @@ class Run:
             found["models_sha256"] = hashlib.sha256(json.dumps(several, sort_keys=True).encode()).hexdigest()[:8]
         if attacked := self.facts.get("attacked_sha256"):  # on another device it may be others that all get right
             found["attacked_sha256"] = _short(attacked)
-        return found
+        return _set(found)
 
     @property
     def settings(self) -> str:
@@ -111,7 +111,7 @@ class Run:
         attacked = "adversary" in self.facts and "asa" in read
         found = flat(groups) | ({"adversary": self.facts["adversary"]} if attacked else {})
         hashes = {SCHEDULE: inputs.get("schedule_sha256"), "method_sha256": inputs.get("method_sha256")}
-        return found | {key: _short(sha256) for key, sha256 in hashes.items() if sha256}
+        return _set(found | {key: _short(sha256) for key, sha256 in hashes.items() if sha256})
 
     @property
     def figures(self) -> dict[str, float]:
@@ -173,6 +173,11 @@ def finished(runs: list[Run], *stages: str) -> list[Run]:
 
 def _length(value: Any) -> int | None:
     return len(value) if isinstance(value, list) else None
+
+
+def _set(settings: dict[str, Any]) -> dict[str, Any]:
+    """Without those that are null: records from before a setting do not have it at all."""
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def _short(sha256: Any) -> str:

@@ -113,10 +113,10 @@ def _row(task: TaskConfig, row: Row, labelled: bool) -> tuple[Text | Choices, An
         labels = words(task, row, task.label, "label") if labelled else []
         if labelled and len(labels) != len(found):
             raise wrong(row, f"{len(found)} words, {len(labels)} labels", flag(task, "label"))
-        if None in found:
-            raise wrong(
-                row, f"word {found.index(None)} (from 0) of column {task.text[0]!r} is null", flag(task, "text")
-            )
+        for place, word in enumerate(found):
+            if type(word) not in (str, int):
+                what = "null" if word is None else f"{word!r:.60}, which is no text"
+                raise wrong(row, f"word {place} (from 0) of column {task.text[0]!r} is {what}", flag(task, "text"))
         return tuple(map(str, found)), labels
     if task.kind == "choice":
         texts, keys = answers(task, row)

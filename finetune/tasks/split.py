@@ -2,13 +2,16 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from typing import Any
+from unicodedata import ucd_3_2_0
 
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from finetune.tasks.task import Choices, Split, Text
 
 MOST_HELD_OUT = 1000
+_UNSEEN = {"Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co"}  # classes of characters that are escaped
 
 
 def arranged(found: dict[str, Split], added: Sequence[Split], config: FinetuneConfig) -> dict[str, Split]:
@@ -111,7 +114,25 @@ def _first_segment(text: Text | Choices) -> Any:
 
 
 def _rank(purpose: str, content: Any) -> bytes:
-    return hashlib.blake2b(f"{purpose}\0{content!r}".encode(), digest_size=8).digest()
+    return hashlib.blake2b(f"{purpose}\0{_literal(content)}".encode(), digest_size=8).digest()
+
+
+def _literal(content: Any) -> str:
+    """repr of a text, or of tuples of texts, but by one table of characters: repr goes by that of its Python."""
+    if not isinstance(content, str):
+        parts = ", ".join(map(_literal, content))
+        return f"({parts},)" if len(content) == 1 else f"({parts})"
+    if content.isascii():
+        return repr(content)
+    end = '"' if "'" in content and '"' not in content else "'"
+    return end + "".join(f"\\{one}" if one == end else _shown(one) for one in content) + end
+
+
+@lru_cache(4096)
+def _shown(one: str) -> str:
+    if one in "'\"" or not (one.isascii() or ucd_3_2_0.category(one) in _UNSEEN):
+        return one
+    return repr(one)[1:-1]
 
 
 def _picked(split: Split, rows: list[int]) -> Split:

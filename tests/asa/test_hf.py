@@ -137,6 +137,12 @@ def test_a_tokenizer_with_more_ids_than_embeddings_is_refused_and_one_with_fewer
 ) -> None:
     most = max(tokenizer.get_vocab().values())
     assert vocab_sha256(hf.check_reader(folder, "--start")) == vocab_sha256(tokenizer)
+    unpadded = copy.deepcopy(tokenizer)
+    unpadded.pad_token = None
+    unpadded.save_pretrained(folder)
+    with pytest.raises(RequestError, match=r"tokenizer without a padding token; name one as pad_token .*--start"):
+        hf.check_reader(folder, "--start")
+    tokenizer.save_pretrained(folder)
     small: Any = tiny_bert()
     small.resize_token_embeddings(most)
     small.save_pretrained(folder)

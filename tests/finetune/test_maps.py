@@ -1,5 +1,6 @@
 """The maps command on a folder as pretrain export writes it."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from asa.adversary import FILE as ADVERSARY_FILE
@@ -108,6 +110,12 @@ def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
     (tmp_path / "taken.maps.json").mkdir()
     shutil.copytree(exported, cut := tmp_path / "cut")
     (cut / ADVERSARY_FILE).write_bytes((cut / ADVERSARY_FILE).read_bytes()[:40])
+    shutil.copytree(exported, lost := tmp_path / "lost")
+    weights = load_file(lost / "model.safetensors")
+    save_file({f"x.{name}": one for name, one in weights.items()}, lost / "model.safetensors", {"format": "pt"})
+    shutil.copytree(exported, other := tmp_path / "other")
+    settings = json.loads((other / "config.json").read_text()) | {"intermediate_size": 48}
+    (other / "config.json").write_text(json.dumps(settings))
     (one_head := tmp_path / "one_head").mkdir()
     write_model(one_head, num_attention_heads=1)
     for changes, message in (
@@ -118,6 +126,8 @@ def test_the_picture_is_written_with_its_numbers_and_wrong_requests_are_named(
         ({"out": tmp_path / "pictures" / "maps.png" / "x.png"}, "maps.png is no folder; set another --out"),
         ({"out": tmp_path / "taken.png"}, r"taken\.maps\.json is a folder; set --out to a file"),
         ({"model": cut}, r"adversary\.safetensors is damaged \(.*\); give a complete folder by --model"),
+        ({"model": lost}, r"lost has no weights, or of another shape, for \d+ .*; give a complete folder by --model"),
+        ({"model": other}, r"other cannot be loaded \(.*\); give a complete folder by --model"),
         ({"model": bare}, r"no saved adversary .*give the export of a run with method asa by --model"),
         ({"beside": tmp_path}, "--beside"),
         ({"beside": one_head, "head": 1}, "head = 1: .*one_head has heads 0 to 0; set --head or --beside"),

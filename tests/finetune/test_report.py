@@ -296,6 +296,18 @@ def test_a_copy_of_a_run_is_left_out_since_it_would_pass_for_a_seed(runs: Path, 
     assert "| copy | the same run as base-vanilla-0 | finetune | base" in text(tmp_path / "report", "md")
 
 
+def test_a_record_from_before_a_setting_is_of_the_runs_without_it(runs: Path, tmp_path: Path) -> None:
+    """A copy of one is a copy, another seed of it one more."""
+    unset = {"config": {"epochs": 2, "patience": None, "asa": {"tau": 0.1, "share": None}}}
+    for seed in range(2):
+        tuned(tmp_path / "new", "asa", seed, 0.8, **unset)
+    tuned(tmp_path / "new", "asa", 0, 0.8, suffix="-old", config={"epochs": 2, "asa": {"tau": 0.1}})
+    tuned(tmp_path / "new", "asa", 2, 0.7, suffix="-old", config={"epochs": 2, "asa": {"tau": 0.1}})
+    write(ReportConfig(runs=tmp_path / "new", out=tmp_path / "report"))
+    assert figures(tmp_path / "report")["finetune", "base", "asa", "test_accuracy"]["n"] == "3"
+    assert "| base-asa-0 | the same run as base-asa-0-old |" in text(tmp_path / "report", "md")
+
+
 def test_a_run_made_twice_with_other_scores_is_refused(runs: Path) -> None:
     tuned(runs / "again", "vanilla", 0, 0.81)
     with pytest.raises(RequestError, match=r"again/base-vanilla-0 and base-vanilla-0 are the same run .* other scores"):

@@ -557,6 +557,16 @@ def test_a_model_of_broken_weights_is_named(model_folder: Path, task_folder: Pat
         robustness(config)
 
 
+def test_a_model_whose_weights_are_not_those_of_its_config_is_named(
+    model_folder: Path, task_folder: Path, tmp_path: Path
+) -> None:
+    model = saved(tmp_path / "model", model_folder, CLASSES)
+    settings = json.loads((model / "config.json").read_text()) | {"intermediate_size": 48}
+    (model / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(RequestError, match=r"\S+/model cannot be loaded \(.*\); give a complete folder by --models"):
+        score_all(request(task_folder, tmp_path / "out", model, length=16))
+
+
 def with_nan(model: Path) -> Path:
     weights = load_file(model / "model.safetensors")
     weights["classifier.bias"][0] = torch.nan

@@ -234,6 +234,18 @@ def test_an_ensemble_averages_probabilities_and_can_be_submitted(tmp_path: Path)
     assert len(record.read(out / record.NAME)[0]["members"]) == 2
 
 
+def test_what_no_split_scored_is_none_of_an_ensembles_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The end line has `event` and `seconds` beside its scores."""
+    each = [stored("classification", [[0.0, 1.0 + n], [1.0, 0.0]], [1, 0]) for n in range(2)]
+    runs = [run_of(tmp_path / str(n), "any", dict.fromkeys(("test", "e", "s"), one)) for n, one in enumerate(each)]
+    ensemble(EnsembleConfig(runs=tuple(runs), out=tmp_path / "mean"))
+    told = capsys.readouterr().out
+    assert "e_accuracy 1.0000" in told
+    assert "seconds" not in told
+
+
 def stored(kind: Kind, logits: list, gold: list[Label]) -> Stored:
     labels = {"classification": ["no", "yes"], "token": ["O", "B-x", "I-x"]}.get(kind, [])
     return rows(kind, [np.array(row, dtype=np.float32) for row in logits], labels, gold)

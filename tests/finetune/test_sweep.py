@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import threading
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from asa import manifest, methods, record
 from asa.config import from_dict
 from asa.errors import RequestError, WorkError
-from asa.hf import weights_sha256
+from asa.hf import model_sha256, weights_sha256
 from asa.methods import METHODS, MethodsConfig
 from cli import given as read_flags
 from finetune.__main__ import main
@@ -88,9 +90,72 @@ def test_a_finished_run_with_other_weights_is_refused(given: Given, model_folder
     sweep(given(models={"tiny": moved}))
     model = AutoModelForSequenceClassification.from_pretrained(moved, num_labels=2)
     model.save_pretrained(moved)
-    weights_sha256.cache_clear()  # the hash of a folder holds for the life of a process
+    forget_hashes()
     with pytest.raises(RequestError, match="with another model_sha256"):
         sweep(given(models={"tiny": moved}))
+
+
+def forget_hashes() -> None:
+    """Those of folders hold for the life of a process."""
+    for known in (weights_sha256, model_sha256):
+        known.cache_clear()
+
+
+def test_a_finished_run_whose_texts_were_read_otherwise_is_refused(
+    given: Given, model_folder: Path, tmp_path: Path
+) -> None:
+    moved = shutil.copytree(model_folder, tmp_path / "moved")
+    sweep(given(models={"tiny": moved}))
+    settings = moved / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"truncation_side": "left"}))
+    forget_hashes()
+    with pytest.raises(RequestError, match="with another model_sha256"):
+        sweep(given(models={"tiny": moved}))
+
+
+def test_a_record_from_before_a_setting_is_of_the_run_without_it(
+    given: Given, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(given())
+    path = tmp_path / "runs" / "colours" / "tiny-vanilla-0" / record.NAME
+    start, *others = path.read_text().splitlines()
+    facts = json.loads(start)
+    del facts["config"]["patience"]  # null
+    path.write_text("\n".join([json.dumps(facts), *others, ""]))
+    capsys.readouterr()
+    sweep(given())
+    assert "finished before" in capsys.readouterr().out
+
+
+def test_an_encoder_whose_weights_are_not_there_is_refused(
+    given: Given, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under another name, and of another shape than config.json says; a run would train from nothing."""
+    renamed, reshaped = (shutil.copytree(model_folder, tmp_path / name) for name in ("renamed", "reshaped"))
+    weights = load_file(renamed / "model.safetensors")
+    save_file(
+        {f"encoder.{name}": one for name, one in weights.items()}, renamed / "model.safetensors", {"format": "pt"}
+    )
+    settings = json.loads((reshaped / "config.json").read_text()) | {"intermediate_size": 48}
+    (reshaped / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(RequestError, match="2 of 3 runs failed"):
+        sweep(given(models={"tiny": model_folder, "renamed": renamed, "reshaped": reshaped}))
+    told = capsys.readouterr().out
+    for name in ("renamed", "reshaped"):
+        assert re.search(rf"failed: \S+/{name} has no weights, or of another shape, for \d+ .*--models\.{name}", told)
+
+
+def test_a_saved_model_is_of_its_own_task_whatever_its_start_was_of(
+    given: Given, model_folder: Path, tmp_path: Path
+) -> None:
+    start = shutil.copytree(model_folder, tmp_path / "start")
+    settings = json.loads((start / "config.json").read_text()) | {"problem_type": "multi_label_classification"}
+    (start / "config.json").write_text(json.dumps(settings))
+    sweep(given(models={"tiny": start}, save_model=True))
+    found = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "runs" / "colours" / "tiny-vanilla-0" / "model"
+    )
+    assert found.config.problem_type is None
 
 
 def test_a_method_from_outside_counts_by_its_file(

@@ -22,7 +22,7 @@ from finetune.tasks import places
 from finetune.tasks import spec as specs
 from finetune.tasks.facts import told
 from finetune.tasks.load import load, trainable
-from finetune.tasks.split import held_out, repeated, thinned
+from finetune.tasks.split import _literal, held_out, repeated, thinned
 from finetune.tasks.task import Split, Task
 
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -272,6 +272,15 @@ def test_rows_without_any_text_are_told(tmp_path: Path) -> None:
         assert task(test=[path], **keys).facts["blank"] == blank
 
 
+@pytest.mark.parametrize("word", [None, ["b"], {"c": 1}, math.nan, True, 1.5])
+def test_a_word_that_is_no_text_is_refused(tmp_path: Path, word: Any) -> None:
+    good = {"text": ["in", 1999], "label": ["O", "B-x"]}
+    path = write(tmp_path / "t.jsonl", [good, {"text": ["a", word], "label": ["O", "B-x"]}])
+    with pytest.raises(RequestError, match=r"t\.jsonl:2: word 1 \(from 0\) of column 'text' is .*; mend it or set"):
+        task(test=[path], kind="tokens")
+    assert task(test=[write(path, [good])], kind="tokens").splits["test"].texts == [("in", "1999")]
+
+
 @pytest.mark.parametrize("value", [" ", None, math.nan, ["O", None]])
 def test_a_value_that_is_none_is_no_label(tmp_path: Path, value: Any) -> None:
     kind = "tokens" if isinstance(value, list) else "classification"
@@ -483,6 +492,16 @@ def test_held_out_rows_follow_from_their_content_and_no_row_is_lost(
     assert set(held_out(moved, share)[1].texts) == set(held.texts)
     assert set(thinned(split, 2).texts) == set(thinned(moved, 2).texts)
     assert repeated(held, rest) == 0
+
+
+ANY = st.text(st.characters(max_codepoint=127) | st.sampled_from("éß中ж\u00a0\u200b\u2028\ue000\ufeff"), max_size=8)
+
+
+@given(st.recursive(ANY, lambda parts: st.lists(parts, min_size=1, max_size=3).map(tuple), max_leaves=4))
+def test_rows_are_told_apart_by_their_repr_but_not_by_that_of_one_python(content: Any) -> None:
+    assert _literal(content) == repr(content)
+    new, never = "\U0001fae8", "\ufdd0"  # of Unicode 15, which Python 3.12 knows and 3.11 escapes; of no Unicode
+    assert _literal((new, never)) == f"('{new}', '{never}')"
 
 
 def test_at_most_a_thousand_rows_are_held_out_and_too_few_are_refused() -> None:

@@ -96,17 +96,26 @@ def test_a_log_line_holds_the_means_since_the_last(tmp_path: Path) -> None:
         assert logged(third, name) == pytest.approx(means, rel=1e-5)
 
 
+def test_a_term_that_some_steps_lack_is_its_mean_over_those_that_had_it() -> None:
+    means = Means()
+    for terms in ({"task": 1.0}, {"task": 2.0, "asa": 0.5}, {"task": 3.0}, {"task": 4.0, "asa": 0.25}):
+        for _ in range(2):  # micro-batches
+            means.add({name: torch.tensor(value) for name, value in terms.items()})
+        means.step()
+    assert means.drain() == {"task": 5.0, "asa": 0.75}
+
+
 def test_a_masked_share_that_is_none_is_refused_when_it_is_told() -> None:
     means = Means()
     for _ in range(2):  # micro-batches whose method does not divide by total_rows
         means.add({"masked_share": torch.tensor([0.2, 0.7]), "task": torch.tensor(3.0)})
-    means.steps = 2
+        means.step()
     assert means.drain() == pytest.approx({"masked_share": 0.45, "task": 3.0})
     means.add({"masked_share": torch.tensor(0.25)})
-    means.steps = 1
+    means.step()
     assert means.drain() == {"masked_share": 0.25}
     means.add({"masked_share": torch.tensor([0.2, 1.4])})
-    means.steps = 1
+    means.step()
     with pytest.raises(RequestError, match=r"^masked_share = 1.4, which is no share of pairs"):
         means.drain()
 
