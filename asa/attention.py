@@ -137,22 +137,30 @@ def settings(model: "transformers.PreTrainedModel") -> ASAConfig | None:
     return None if attached is None else attached.config
 
 
+def _attached(model: "transformers.PreTrainedModel") -> "_Attached":
+    """Raises RequestError for a model that is not."""
+    attached: _Attached | None = vars(model.base_model).get("_asa")
+    if attached is None:
+        raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
+    return attached
+
+
 def depth(model: "transformers.PreTrainedModel") -> int:
     """How many blocks an attached model has, which one that was cut does not tell by its config."""
-    attached: _Attached = vars(model.base_model)["_asa"]
+    attached = _attached(model)
     return sum(known.kind == BLOCK and known.part is not None for known in attached.parts)
 
 
 def trimmed(model: "transformers.PreTrainedModel") -> bool:
     """Whether the last block of an attached model leaves out tokens that no head reads: not where blocks were added,
     replaced or cut off since, nor where somebody's hook or forward has come to what sees final states."""
-    attached: _Attached = vars(model.base_model)["_asa"]
+    attached = _attached(model)
     return attached.tail is not None and ends(model.base_model, attached.tail) and not end_altered(model)
 
 
 def has_stock_head(model: "transformers.PreTrainedModel") -> bool:
     """Whether the head of an attached masked LM is still Hugging Face's, which reads each token by itself."""
-    attached: _Attached = vars(model.base_model)["_asa"]
+    attached = _attached(model)
     return attached.head is not None and attached.head == head_types(model) and not head_altered(model)
 
 
@@ -200,9 +208,7 @@ def perturbed(
     Raises: RequestError for a model that was not attached, whose parts are no longer those that were, or under
         checkpointing that is reentrant.
     """
-    attached: _Attached | None = vars(model.base_model).get("_asa")
-    if attached is None:
-        raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
+    attached = _attached(model)
     perturb = perturb or Perturb()
     asked = perturb.embed_BLD is not None, perturb.attend is not None, tap is not None
     check_parts(model.base_model, [part for part in attached.parts if asked[part.kind]])

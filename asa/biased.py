@@ -101,8 +101,9 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
     if now.perturb.attend is None:
         return None
-    if seat.whole_config is not None:
-        check_attention(seat.whole_config._attn_implementation)
+    config = seat.whole_config or getattr(module, "config", None)
+    if (named := getattr(config, "_attn_implementation", None)) is not None:  # the user may have set another since
+        check_attention(named)
     last = len(h_BLD) if now.perturb.last is None else now.perturb.last
     if not 1 <= last <= len(h_BLD):
         raise RequestError(f"Perturb.last = {last}, allowed: 1 to the pass's {len(h_BLD)} rows, or None for all")
@@ -143,11 +144,11 @@ def _check_map(keep: Tensor, rows: int, length: int) -> None:
     raise RequestError(f"Perturb.attend gave a map of {list(keep.shape)}, allowed: {allowed}; sizes of 1 stand for all")
 
 
-def _fused(module: Any, h_BLD: Tensor) -> torch.dtype | None:
+def _fused(module: Any, h_BLD: Tensor, config: ASAConfig) -> torch.dtype | None:
     """What Site says of fused attention."""
     seat: Seat = module._asa_seat
     dtype = _score_dtype(h_BLD)
-    return dtype if seat.family.replaceable and fits(module, seat.config, h_BLD, dtype) else None
+    return dtype if seat.family.replaceable and fits(module, config, h_BLD, dtype) else None
 
 
 def _follow(module: Any, seat: Seat) -> None:

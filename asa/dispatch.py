@@ -12,7 +12,6 @@ from transformers.integrations.sdpa_attention import (
 )
 
 from asa import cpu_attention
-from asa.adversary import ASAConfig
 from asa.cpu_map import KeepMap
 from asa.fused import fused_attention, supported
 from asa.fused.beside import Beside
@@ -59,7 +58,7 @@ def _attacked(
     scaling: float | None,
     **kwargs: Any,
 ) -> Tensor:
-    config: ASAConfig = module._asa_seat.config
+    config = found.config
     scale, attacked = _scale(query, scaling), len(found.q_BLD)
     if query.device.type == "cpu" and not supported(config, query.device, found.q_BLD.dtype, query[-attacked:].shape):
         keep = KeepMap(*found[:3], found.keys.seen_BL, config.reversal, config.temperature)

@@ -16,6 +16,7 @@ from asa import dist
 from asa.attention import trimmed
 from asa.batch import Batch
 from asa.errors import RequestError
+from asa.loss_scale import LossScale
 from asa.model import Output, TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, PartNorms, learning_rate, set_updates, start
 from asa.signal import Below, Perturb, Tap
@@ -180,6 +181,11 @@ class Passes:
     @contextmanager
     def same_dropout(self, masks: bool = True, taps: bool = True) -> Generator[None]:
         module = self.module
+        if self.device.type not in ("cpu", "cuda"):
+            raise RequestError(
+                f"passes on {self.device.type} cannot be given the same dropout; set the method's dropout to"
+                " independent, or train on a GPU of NVIDIA's or the CPU"
+            )
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         before = self._dropout_state, module.same_dropout, module.whole
         self._dropout_state, module.same_dropout, module.whole = (torch.get_rng_state(), cuda), masks, taps
@@ -207,10 +213,12 @@ class Passes:
 
 
 class PlainEngine(Passes):
-    """Plain torch in fp32, the reference for DeepSpeed; several processes add their gradients up.
+    """Plain torch in fp32, the reference for DeepSpeed; several processes add their gradients up, and begin from the
+    weights of rank 0.
 
-    Passes may be under autocast. Weights in bf16 are trained as they are, so that of an update what is less than some
-    256th of a weight is lost. Raises: RequestError for weights in fp16.
+    Passes may be under autocast; where that is fp16, losses and their gradients are scaled until `step`. Weights in
+    bf16 are trained as they are, so that of an update what is less than some 256th of a weight is lost. Raises:
+    RequestError for weights in fp16.
     """
 
     def __init__(self, module: TaskModel, optim: OptimConfig, steps: int, device: torch.device) -> None:
@@ -220,6 +228,9 @@ class PlainEngine(Passes):
                 " with dtype=torch.float32 and put its passes under autocast, or take DeepSpeed's engine"
             )
         super().__init__(module.to(device), optim, steps, torch.device(device))
+        if dist.world() > 1:  # heads and adversaries are drawn by each process
+            load_parameters(module, {name: dist.from_main_(p) for name, p in self.full_state().items()})
+        self._scale = LossScale()
         self.optimizer = ClippingAdamW(self.module, optim)
         self._norms = PartNorms(self.optimizer, partitioned=False)
         start(self.optimizer, self._trainable())
@@ -228,12 +239,35 @@ class PlainEngine(Passes):
         return [p for p in self.module.parameters() if p.requires_grad]
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        self._look()
         self._restore_dropout(tap)
         return self.module(batch, perturb, tap)
 
+    def probe(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
+        self._look()
+        return super().probe(batch, perturb, tap)
+
+    def _look(self) -> None:
+        """Begin to scale losses at the first pass in fp16."""
+        device = self.device.type
+        if self._scale.on or not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != torch.float16:
+            return
+        self._scale.begin()
+        for p in self._trainable():
+            if p.grad is not None:
+                p.grad.mul_(self._scale.value)
+
+    def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
+        if scaled or not self._scale.on:
+            return super().ascend(loss, wrt)
+        gradients = [gradient.float() for gradient in super().ascend(loss * self._scale.value, wrt)]
+        self._scale.climbed(loss, gradients)
+        return tuple(gradient / self._scale.value for gradient in gradients)
+
     def backward(self, loss: Tensor) -> None:
+        self._scale.lost(loss)
         with self._own_types():
-            torch.autograd.backward(self._vetoed(loss))
+            torch.autograd.backward(self._vetoed(loss) * self._scale.value)
 
     def step(self, norms: bool = False) -> StepStats:
         """Raises, beside the protocol's: RequestError for a parameter that was frozen or not there when the engine was
@@ -250,7 +284,9 @@ class PlainEngine(Passes):
             # As under DeepSpeed: what no loss has reached has a gradient of zero, of which Adam's averages take note.
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.sum_(p.grad)
-        rate = self._next_rate()
+            if self._scale.on:
+                p.grad.div_(self._scale.value)
+        rate, scale = self._next_rate(), self._scale.value
         set_rate(self.optimizer, rate)
         self._norms.listen(norms)
         self.optimizer.step()
@@ -258,7 +294,8 @@ class PlainEngine(Passes):
         forget_old_weights()
         norm, applied = self.optimizer.grad_norm, not self.optimizer.overflow
         self.applied += int(applied)
-        return StepStats(applied, norm, rate, 1.0, *(self._norms.read(norm) if applied else (None, None)))
+        apart = self._norms.read(norm) if applied else (None, None)
+        return StepStats(applied, norm, rate, scale, *apart, overflow=self._scale.update(applied))
 
     def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
         for name, p in self.module.named_parameters():
@@ -274,10 +311,11 @@ class PlainEngine(Passes):
         forget_old_weights()
 
     def counters(self) -> dict[str, Any]:
-        return {"applied": self.applied, "scaler": {}}
+        return {"applied": self.applied, "scaler": self._scale.state()}
 
     def set_counters(self, counters: dict[str, Any]) -> None:
         self.applied = counters["applied"]
+        self._scale.restore(counters["scaler"])
         set_updates(self.optimizer, self.applied)
 
 

@@ -41,7 +41,7 @@ def forwards(
     bends = [part for block in blocks if found.bend and (part := _part(block, found.bend, places)) is not None]
     dropouts = [module for module in model.modules() if type(module) is nn.Dropout]
     return [
-        (norm, partial(widened, norm)),
+        *((part, partial(widened, part)) for part in (norm,) if theirs(part) is None),
         *((part, partial(projected, part)) for part in before if theirs(part) is None),
         *((module, partial(dropout, module, signal)) for module in dropouts if theirs(module) is None),
         *((end, partial(at_once, end, signal, type(end).forward)) for end in ends if theirs(end) is None),
@@ -52,7 +52,7 @@ def forwards(
 def theirs(module: nn.Module) -> Any:
     """The forward that somebody has given the module, who is not us; a copied one has ours."""
     found = vars(module).get("forward")
-    return None if getattr(found, "func", None) in (dropout, projected, at_once, bent) else found
+    return None if getattr(found, "func", None) in (widened, dropout, projected, at_once, bent) else found
 
 
 def _learn() -> None:

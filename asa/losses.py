@@ -141,7 +141,8 @@ def masked_share(keep_BLL: Tensor, seen_BLL: Tensor, pad_BL: Tensor) -> Tensor:
 
 
 def pairs(keep_BLL: Tensor, seen_BLL: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the keys it sees each query of a map keeps, and how many it sees, BL each."""
+    """How many of the keys it sees each query of a map keeps, at least in fp32, and how many it sees, BL each."""
+    keep_BLL = keep_BLL if keep_BLL.dtype == torch.float64 else keep_BLL.float()
     keep_BLL = keep_BLL.mean(1) if keep_BLL.dim() == 4 else keep_BLL
     kept_BL = (keep_BLL * seen_BLL).sum(-1)
     return kept_BL, seen_BLL.expand(-1, -1, keep_BLL.shape[-1]).sum(-1).expand_as(kept_BL)

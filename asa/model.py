@@ -88,7 +88,7 @@ class TaskModel(nn.Module):
         if self.kind == "mlm":
             return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.whole, self.same_dropout)
         # Only a mask can tell that an answer is absent.
-        fills = self.kind == "choice" and "attention_mask" in batch.inputs
+        fills = self.kind == "choice" and batch.inputs.get("attention_mask") is not None
         shown = _with_answers(batch) if fills else batch
         with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout, shown.looked, True):
             logits = _logits(self.model(**shown.inputs))
@@ -131,8 +131,14 @@ def _tie_alike(model: nn.Module, twin: nn.Module) -> None:
     for name, p in model.named_parameters(remove_duplicate=False):
         shared = first.setdefault(id(p), name)
         place, _, leaf = name.rpartition(".")
-        if shared != name and hasattr(twin.get_submodule(place), leaf):
-            setattr(twin.get_submodule(place), leaf, twin.get_parameter(shared))
+        if shared == name:
+            continue
+        try:
+            part = twin.get_submodule(place)
+        except AttributeError:  # the model has a second name for a part
+            raise RequestError(f"a model of this class and config has no {place}") from None
+        if hasattr(part, leaf):
+            setattr(part, leaf, twin.get_parameter(shared))
 
 
 def reads_first(model: "transformers.PreTrainedModel") -> bool:

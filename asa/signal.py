@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from asa.adversary import ASAConfig
 from asa.batch import Looked
 from asa.fused.products import Keys, Products
 
@@ -20,15 +21,15 @@ class Site(NamedTuple):
     layer: from the bottom, from 0. h_BLD: the layer's input.
     keys: True in seen_BLL where a query may attend a key at all (no padding, within a local layer's window).
     weights: () -> attention weights BHLL of the unperturbed layer without dropout; no gradient. Costs a forward pass.
-    fused: () -> the type of the products of which the layer can make its own map while it attends (asa.fused on a GPU,
-        asa.cpu_attention); None: it cannot. The first call tries a GPU's kernels, which takes a while.
+    fused: the adversary's settings -> the type of the products of which the layer can make its own map while it attends
+        (asa.fused on a GPU, asa.cpu_attention); None: it cannot. The first call tries a GPU's kernels, for a while.
     """
 
     layer: int
     h_BLD: Tensor
     keys: Keys
     weights: Callable[[], Tensor]
-    fused: Callable[[], torch.dtype | None] = lambda: None
+    fused: Callable[[ASAConfig], torch.dtype | None] = lambda _: None
 
     @property
     def seen_BLL(self) -> Tensor:

@@ -14,11 +14,12 @@ from asa import dist
 from asa.batch import Batch
 from asa.engine import Passes, Precision, State, StepStats, forget_old_weights, set_rate
 from asa.errors import WorkError
+from asa.loss_scale import MIN_LOSS_SCALE, overflowed
 from asa.model import Output, TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, PartNorms, build_optimizer, set_updates, start
 from asa.signal import Perturb, Tap
 from asa.zero_at_once import at_once
-from asa.zero_settings import MIN_LOSS_SCALE, deepspeed_settings, working_stage
+from asa.zero_settings import deepspeed_settings, working_stage
 
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # what changes of DeepSpeed's loss scalers
 
@@ -124,7 +125,7 @@ class DeepSpeedEngine(Passes):
         self.applied += int(applied)
         overflow = False
         if self._update_scale is not None:
-            overflow = not applied and _overflowed(losses, ascents)
+            overflow = not applied and overflowed(losses, ascents)
             self._rescale(applied, overflow, scale)
         norm = self._engine.get_global_grad_norm()
         assert norm is not None
@@ -287,14 +288,6 @@ class _Order:
                 "the ranks' gradients came in different orders, and DeepSpeed would add one parameter's to another's;"
                 " set --zero 3, in fp32 --zero 1, in half precision --offload false, or give rows of one length"
             )
-
-
-def _overflowed(losses: list[Tensor], ascents: list[tuple[Tensor, Tensor]]) -> bool:
-    """Whether the loss scale is to blame for gradients that are not finite, on any rank: the losses are, or an ascent,
-    whose loss is, has given a gradient that is not, from which a loss may have come. All ranks call it."""
-    fault = dist.any_(any(not torch.isfinite(loss) for loss in losses))
-    climbed = dist.any_(any(bool(torch.isfinite(loss)) and not torch.isfinite(total) for loss, total in ascents))
-    return climbed or not fault
 
 
 def _whole_weights(module: nn.Module) -> dict[str, Tensor]:

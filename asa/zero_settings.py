@@ -6,9 +6,8 @@ import torch
 
 from asa import dist
 from asa.engine import Precision
+from asa.loss_scale import MIN_LOSS_SCALE
 from asa.optim import OptimConfig
-
-MIN_LOSS_SCALE = 1
 
 
 def working_stage(zero: int, precision: Precision) -> int:

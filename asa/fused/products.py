@@ -42,7 +42,7 @@ class Keys:
 class Products(NamedTuple):
     """A keep map that is not laid out: 1[q k^T + bias > 0] at the keys seen, the same for every query.
 
-    counted: receives kept_BL, at least in fp32.
+    counted: receives kept_BL, at least in fp32. config: of the adversary whose products these are.
     """
 
     q_BLD: Tensor
@@ -50,6 +50,7 @@ class Products(NamedTuple):
     bias_BL: Tensor | None
     keys: Keys
     counted: Callable[[Tensor], None]
+    config: ASAConfig
 
 
 def fits(module: Any, config: ASAConfig, h_BLD: Tensor, dtype: torch.dtype) -> bool:

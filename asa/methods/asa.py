@@ -139,7 +139,7 @@ def attack(
     def attend(site: Site) -> Tensor | Products | None:
         if layers is not None and site.layer not in layers:
             return None
-        if fused and (dtype := site.fused()) is not None:
+        if fused and (dtype := site.fused(adversary.config)) is not None:
             return _products(cast(Adversary, adversary[site.layer]), site, dtype, maps)
         keep: Tensor = adversary[site.layer](site.h_BLD, site.seen_BLL, noises[site.layer])
         maps.setdefault(site.layer, Map(keep, site.seen_BLL))
@@ -154,4 +154,4 @@ def _products(maker: Adversary, site: Site, dtype: torch.dtype, maps: dict[int, 
     def counted(kept_BL: Tensor) -> None:
         maps.setdefault(site.layer, Counted(kept_BL, site.keys))
 
-    return Products(*maker.products(site.h_BLD, dtype), site.keys, counted)
+    return Products(*maker.products(site.h_BLD, dtype), site.keys, counted, maker.config)

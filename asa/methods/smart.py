@@ -93,7 +93,7 @@ def _twin(module: TaskModel) -> TaskModel:
     _refuse([name for name, value in module.model.named_buffers() if name in kept and value.is_floating_point()])
     try:
         return module.twin()
-    except TypeError as error:  # of a class of one's own, which takes more
+    except (TypeError, RequestError) as error:  # of a class of one's own, which takes more or has other parts
         _refuse([" ".join(str(error).split())])
         raise
 

@@ -20,6 +20,7 @@ from asa.adversary import ASAConfig
 from asa.attention import perturbed
 from asa.batch import IGNORE, Batch, Kind
 from asa.engine import PlainEngine
+from asa.methods import METHODS, At, MethodsConfig
 from asa.model import TaskModel
 from asa.optim import OptimConfig
 from asa.signal import Attend, Perturb
@@ -124,6 +125,16 @@ def hidden(model: PreTrainedModel, batch: Batch, keeps: list[Tensor] | None) -> 
 
 def gradients(module: TaskModel) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def settled(name: str, engine: PlainEngine, batch: Batch, options: MethodsConfig | None = None) -> dict[str, Tensor]:
+    """A method's terms, its gradients left in the module; in fp16 again, under half the loss scale, while they
+    overflow."""
+    while True:
+        terms = METHODS[name](options or MethodsConfig()).backward(engine, batch, At(0, 0))
+        if all(value.isfinite().all() for value in gradients(engine.module).values()):
+            return terms
+        assert engine.step().overflow
 
 
 def tiny_tokenizer(words: tuple[str, ...] = ("one", "two", "three")) -> PreTrainedTokenizerFast:

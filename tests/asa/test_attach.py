@@ -9,9 +9,18 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM, BertModel, BertPreTrainedModel, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    BertPreTrainedModel,
+    PreTrainedModel,
+)
 
+from asa import cpu_attention
 from asa.adversary import ASAConfig
 from asa.attention import attach, detach, perturbed, trimmed
 from asa.errors import RequestError
@@ -26,6 +35,7 @@ from tests.asa.conftest import (
     attend_to,
     batch_for,
     gradients,
+    hidden,
     random_keeps,
     tiny_batch,
     tiny_bert,
@@ -457,6 +467,71 @@ def test_a_task_model_attacks_by_no_other_settings_than_its_own() -> None:
     for one in (again, released):  # of the same settings both are right
         found = method.backward(tiny_engine(one), batch, At(0, 0))
         torch.testing.assert_close(found["loss"], terms["loss"])
+
+
+SETTINGS: list[dict[str, Any]] = [{"reversal": 1.0}, {"temperature": 4.0}, {"mask": "gumbel"}, {"heads": "each"}]
+
+
+@pytest.mark.parametrize("changes", SETTINGS, ids=str)
+def test_an_attention_that_makes_its_map_goes_by_the_settings_of_its_adversary(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by those of a TaskModel that was built later of the same model."""
+    monkeypatch.setattr(cpu_attention, "SMALL", 0)
+    asa, found = ASAConfig(**changes), []
+    for later in (False, True):
+        module = TaskModel(tiny_bert("classification"), "classification", asa)
+        if later:
+            TaskModel(module.model, "classification")
+        torch.manual_seed(5)
+        METHODS["asa"](MethodsConfig(asa=asa)).backward(tiny_engine(module), tiny_batch("classification"), At(0, 0))
+        found.append(gradients(module))
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, msg=name)
+
+
+def test_a_forward_of_the_users_on_the_norm_of_the_embeddings_is_called() -> None:
+    model, batch = tiny_bert("classification"), tiny_batch("classification")
+    norm: Any = model.bert.embeddings.LayerNorm  # type: ignore[union-attr]
+    norm.forward = lambda x: 2 * F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    expected = model(**batch.inputs).logits
+    attach(model)
+    assert torch.equal(model(**batch.inputs).logits, expected)
+    copied = deepcopy(model)
+    attach(copied)
+    detach(model)
+    for one in (model, copied):
+        assert torch.equal(one(**batch.inputs).logits, expected)
+
+
+def blind(module: Any, query: Any, key: Any, value: Any, mask: Any, **_: Any) -> tuple[torch.Tensor, None]:
+    """An attention that takes no mask."""
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.parametrize("before", ["sdpa", "eager"])
+def test_an_attention_without_masks_that_is_set_later_is_not_attacked_in_vain(before: str) -> None:
+    AttentionInterface.register("blind", blind)
+    model, batch = tiny_bert("classification", attention=before), tiny_batch("classification")
+    attach(model)
+    model.config._attn_implementation = "blind"
+    with pytest.raises(RequestError, match="attention 'blind' takes no mask with a gradient"):
+        hidden(model, batch, random_keeps(1))
+
+
+def test_a_detached_model_is_told_as_such() -> None:
+    module = TaskModel(tiny_bert(), "mlm")
+    detach(module.model)
+    with pytest.raises(RequestError, match=r"obeys no perturbation yet; call asa\.attach\(model\) first"):
+        module(tiny_batch())
+
+
+def test_a_choice_without_a_mask_may_say_so() -> None:
+    module, batch = TaskModel(tiny_bert("choice"), "choice"), tiny_batch("choice")
+    del batch.inputs["attention_mask"]
+    expected = module(batch).logits
+    batch.inputs["attention_mask"] = None  # type: ignore[assignment]
+    assert torch.equal(module(batch).logits, expected)
 
 
 @pytest.mark.parametrize(("before", "after"), [("sdpa", "eager"), ("eager", "sdpa")])

@@ -95,6 +95,25 @@ def test_same_dropout_repeats_the_masks_and_forward_outside_does_not() -> None:
     assert not torch.equal(engine.forward(batch).logits, engine.forward(batch).logits)
 
 
+def test_the_same_dropout_is_refused_where_no_random_state_is_known() -> None:
+    engine = tiny_engine(tiny_module())
+    engine.device = torch.device("xpu")
+    told = "passes on xpu cannot be given the same dropout; set the method's dropout"
+    with pytest.raises(RequestError, match=told), engine.same_dropout():
+        raise AssertionError
+
+
+def test_every_process_begins_from_the_weights_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head and adversaries are drawn by each for itself."""
+    other = {name: p.detach() + 1 for name, p in tiny_module(asa=ASAConfig()).named_parameters()}
+    values = iter(other.values())
+    monkeypatch.setattr("asa.dist.world", lambda: 2)
+    monkeypatch.setattr("asa.dist.from_main_", lambda tensor: tensor.copy_(next(values)))
+    engine = tiny_engine(tiny_module(asa=ASAConfig()))
+    for name, p in engine.module.named_parameters():
+        torch.testing.assert_close(p, other[name], msg=name)
+
+
 @pytest.mark.parametrize("dropout", ["shared", "independent"])
 def test_passes_that_share_their_dropout_say_so_to_attention_also_where_they_are_recomputed(
     dropout: str, monkeypatch: pytest.MonkeyPatch

@@ -203,6 +203,16 @@ def test_the_penalty_is_tau_squared_times_the_attended_units_of_real_queries_per
     torch.testing.assert_close(penalty(torch.tensor(4.0), batch, 0.5), torch.tensor(0.25 * 4 / ROWS))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_share_of_more_pairs_than_a_type_holds_is_right(dtype: torch.dtype) -> None:
+    keep_BLL, seen_BLL = torch.ones(1, 512, 512), torch.ones(1, 1, 512, dtype=torch.bool)
+    keep_BLL[..., ::10] = 0
+    pad_BL = torch.zeros(1, 512, dtype=torch.bool)
+    exact, found = (masked_share(one, seen_BLL, pad_BL) for one in (keep_BLL, keep_BLL.to(dtype)))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, exact)
+
+
 def test_more_units_than_fp16_holds_are_counted() -> None:
     keep_BLL, pad_BL = torch.ones(8, 128, 128, dtype=torch.float16), torch.zeros(8, 128, dtype=torch.bool)
     assert kept_units(keep_BLL, pad_BL, "valid") == 8 * 128 * 128

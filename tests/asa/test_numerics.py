@@ -18,7 +18,7 @@ from asa.methods import METHODS, At, MethodsConfig
 from asa.model import Output, TaskModel
 from asa.signal import Perturb, Site
 from asa.typed import deterministic
-from tests.asa.conftest import KINDS, batch_for, gradients, tiny_batch, tiny_engine
+from tests.asa.conftest import KINDS, batch_for, gradients, settled, tiny_batch, tiny_engine
 from tests.asa.encoders import HEADS, LAYERS, LENGTH, PAIRS, WIDTH, tiny
 
 # B rows, L length, D width
@@ -36,7 +36,7 @@ def test_an_asa_step_under_autocast_is_finite_and_near_fp32(name: str, attention
     for enabled in (False, True):
         module = TaskModel(tiny(name, attention=attention), "mlm", ASAConfig())
         with torch.autocast("cpu", dtype=dtype, enabled=enabled):
-            terms = METHODS["asa"](MethodsConfig()).backward(tiny_engine(module), batch_for(name), At(0, 0))
+            terms = settled("asa", tiny_engine(module), batch_for(name))
         assert {value.dtype for value in terms.values()} == {torch.float32}
         assert all(value.isfinite().all() for value in gradients(module).values())
         found.append(terms)

@@ -26,7 +26,18 @@ from asa.methods.freelb import FreeLBConfig
 from asa.model import TaskModel
 from asa.optim import OptimConfig
 from asa.signal import Perturb
-from tests.asa.conftest import CPU, LENGTH, ROWS, WIDTH, gradients, tiny_batch, tiny_bert, tiny_engine, tiny_module
+from tests.asa.conftest import (
+    CPU,
+    LENGTH,
+    ROWS,
+    WIDTH,
+    gradients,
+    settled,
+    tiny_batch,
+    tiny_bert,
+    tiny_engine,
+    tiny_module,
+)
 
 
 def backward(module: TaskModel, batch: Batch, name: str = "asa", **settings: Any) -> dict[str, Tensor]:
@@ -57,7 +68,7 @@ def test_autocast_around_a_method_is_autocast_around_its_passes(name: str, dtype
             engine.forward, engine.probe = (_cast(one, dtype) for one in (engine.forward, engine.probe))  # type: ignore[method-assign]
         torch.manual_seed(1)
         with torch.autocast("cpu", dtype, enabled=around):
-            METHODS[name](MethodsConfig(freelb=FreeLBConfig(passes=2))).backward(engine, batch, At(0, 0))
+            settled(name, engine, batch, MethodsConfig(freelb=FreeLBConfig(passes=2)))
         found.append(gradients(module))
     assert any(name.startswith("adversary") and value.any() for name, value in found[0].items()) == ("asa" in name)
     for part, value in found[0].items():

@@ -150,6 +150,13 @@ def test_a_teacher_that_is_no_copy_is_refused() -> None:
         update(SMART(SMARTConfig(proximal=0)), Watched(module), batch)
 
 
+def test_a_model_with_two_names_for_a_part_has_no_teacher() -> None:
+    module = tiny_module(kind="classification")
+    module.model.also = module.model.classifier
+    with pytest.raises(RequestError, match=r"this model \(a model of this class and config has no also\); set smart"):
+        update(SMART(SMARTConfig()), Watched(module), tiny_batch("classification"))
+
+
 class Asks(BertForSequenceClassification):
     """Of one's own, and made of more than a config."""
 
