@@ -45,12 +45,18 @@ class Family(NamedTuple):
             raise RequestError("return_dict is off, but outputs are read by name; set return_dict = True in the config")
         if getattr(config, "is_decoder", False):
             raise RequestError("is_decoder is set, but causal attention is not biased; give an encoder by --model")
+        if (kind := getattr(config, "position_embedding_type", None)) not in (None, "absolute"):
+            raise RequestError(
+                f"position_embedding_type is {kind}, which transformers has no more; give another model by --model"
+            )
         if getattr(config, "talking_head", False):
             raise RequestError("DeBERTa with talking_head mixes the heads' masks; give another model by --model")
 
     def longest(self, config: PreTrainedConfig) -> int:
         """Token ids a row may have."""
         pad = config.pad_token_id if self.pad is None else self.pad
+        if self.counts_from_pad and pad is None:
+            raise RequestError("the model's config.json has no pad_token_id, from which it counts positions; set it")
         return config.max_position_embeddings - (pad + 1 if self.counts_from_pad else 0)
 
 

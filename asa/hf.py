@@ -23,7 +23,6 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from asa import manifest
-from asa.adversary import FILE as ADVERSARY_FILE
 from asa.errors import RequestError
 from asa.families import FAMILIES, family
 from asa.tokenizer import ids_of, load_tokenizer
@@ -31,6 +30,8 @@ from asa.typed import fork_rng, manual_seed
 
 MASKED_LM: Any = AutoModelForMaskedLM  # whose methods have types in part
 KINDS = ("export", "tokenizer")  # of manifests beside weights that nothing of ours changes
+# What no model of ours is loaded without: attention under sdpa tells no weights, and such a config cannot be saved.
+LOADED: dict[str, Any] = {"output_loading_info": True, "dtype": torch.float32, "output_attentions": False}
 READER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # beside tokenizer.json
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
@@ -55,14 +56,25 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     if length > most:
         raise RequestError(f"{folder} reads at most {most} tokens, rows have {length}; make shorter rows or set {flag}")
     _check_ids(config, folder, flag, vocab)
-    index = folder / WEIGHTS[1]
-    parts: set[str] = set(_read_json(index, flag)["weight_map"].values()) if index.is_file() else set()
+    parts = _parts(folder, flag)
     if lost := sorted(name for name in parts if not (folder / name).is_file()):
-        raise RequestError(f"{folder} lacks {lost[0]}, which {index.name} lists; give a complete folder by {flag}")
+        raise RequestError(f"{folder} lacks {lost[0]}, which {WEIGHTS[1]} lists; give a complete folder by {flag}")
     # transformers reads the pickle only where there is nothing else
     pickled = not parts and not (folder / WEIGHTS[0]).is_file()
     for name in [WEIGHTS[2]] if pickled else sorted({WEIGHTS[0], *parts}):
         check_weights(folder / name, flag)
+
+
+def _parts(folder: Path, flag: str) -> set[str]:
+    """The files that an index of weights names; none without one."""
+    index = folder / WEIGHTS[1]
+    if not index.is_file():
+        return set()
+    places = _read_json(index, flag).get("weight_map")
+    names = list(cast("dict[str, Any]", places).values()) if isinstance(places, dict) else list[Any]([None])
+    if not all(isinstance(name, str) for name in names):
+        raise RequestError(f"{index} is damaged: it has no weight_map; give a complete folder by {flag}")
+    return set(names)
 
 
 def longest_row(folder: Path, flag: str, vocab: int) -> float:
@@ -150,10 +162,16 @@ def weights_sha256(folder: Path) -> str:
     """sha256 over all that makes a Hugging Face folder's model: weights, shape and tokenizer. Adversaries beside it are
     no part of it. Remembered for the life of the process. Raises WorkError for weights that are not those with which
     one of our commands finished the folder."""
-    patterns = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
-    files = sorted(file for pattern in patterns for file in folder.glob(pattern) if file.name != ADVERSARY_FILE)
-    lines = [f"{file.name} {weight_sha256(file)}" for file in files]
+    files = [folder / name for name in sorted({*_loaded(folder), "config.json", "tokenizer.json"})]
+    lines = [f"{file.name} {weight_sha256(file)}" for file in files if file.is_file()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _loaded(folder: Path) -> set[str]:
+    """The files of weights that transformers reads, of those that are there."""
+    if (folder / WEIGHTS[0]).is_file():
+        return {WEIGHTS[0]}
+    return _parts(folder, "--model") or {WEIGHTS[2]}
 
 
 @functools.cache
@@ -197,11 +215,18 @@ def load_mlm(folder: Path, seed: int, flag: str = "--model") -> tuple["transform
     """The masked-LM model in `folder` and the names of parameters it lacked, which are new and drawn from `seed`.
 
     A checkpoint without an MLM head gets one tied to its word embeddings. Raises: RequestError for weights that are not
-    those of its config.json.
+    those of its config.json, or lack some of the encoder's.
     """
     manual_seed(seed)
     with loading(folder, flag):
-        model, info = MASKED_LM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+        model, info = MASKED_LM.from_pretrained(folder, **LOADED, ignore_mismatched_sizes=True)
+    if info["mismatched_keys"]:
+        name, found, asked = sorted(info["mismatched_keys"])[0]
+        raise RequestError(
+            f"{folder} has {name} of shape {list(found)} where its config.json asks for {list(asked)}; give a complete"
+            f" folder by {flag}"
+        )
+    check_encoder(model, info["missing_keys"], folder, flag)
     return model, sorted(info["missing_keys"])
 
 

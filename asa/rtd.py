@@ -22,7 +22,7 @@ from asa.adversary import ASAConfig
 from asa.attention import attach
 from asa.batch import IGNORE, Batch
 from asa.errors import RequestError
-from asa.hf import loading, read_config
+from asa.hf import LOADED, check_encoder, loading, read_config
 from asa.model import Output, TaskModel, masked_lm
 from asa.signal import Perturb, Tap
 from asa.typed import fork_rng, manual_seed
@@ -149,9 +149,11 @@ def load_discriminator(folder: Path, seed: int) -> tuple["transformers.PreTraine
     manual_seed(seed)
     with loading(folder, "--model"):
         model, info = discriminator_class(read_config(folder)).from_pretrained(
-            folder, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32
+            folder, num_labels=1, ignore_mismatched_sizes=True, **LOADED
         )
-    return model, sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    new = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    check_encoder(model, new, folder, "--model")
+    return model, new
 
 
 def new_discriminator(folder: Path) -> "transformers.PreTrainedModel":

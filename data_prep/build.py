@@ -40,7 +40,7 @@ def build(config: BuildConfig) -> None:
         stored.facts(folder, "--documents")
     leads = leads_file.load(config.leads) if config.leads else []
     vocabulary = Vocabulary(config.model, config.length)
-    refuse_shared(config.model, vocabulary.special, "--model")
+    refuse_shared(config.model, vocabulary.special, vocabulary.unknown, "--model")
     made_from = _made_from(config, vocabulary)
     kinds = {_kind(config): config.out / "shards", **({"task": config.out / "task"} if leads else {})}
     if is_up_to_date(config.out, kinds, made_from, config.overwrite):

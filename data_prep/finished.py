@@ -16,7 +16,7 @@ from data_prep.parts import bar
 from data_prep.workspace import discard
 
 # Raised whenever the same input would give other documents or rows than before.
-RECIPE = 15
+RECIPE = 16
 _CHUNK = 2**22
 # What may stand in a finished folder of a kind, as patterns of names; every other kind is a build's.
 _OURS = {

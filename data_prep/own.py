@@ -54,7 +54,13 @@ def document(row: Any, place: str, source: str | Path) -> Document:
         )
     given = row.get("id")
     text, name = sound(text).strip(), "" if given is None else sound(str(given))
-    return Document(name or place, sound(str(row.get("title") or name)) or of_text(text), text)
+    return Document(name or place, _title(row) or name or of_text(text), text)
+
+
+def _title(row: Any) -> str:
+    """Empty for a blank one."""
+    title = sound(str(row.get("title") or ""))
+    return title if title.strip() else ""
 
 
 def of_text(text: str) -> str:

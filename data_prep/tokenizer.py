@@ -20,7 +20,7 @@ class Special(NamedTuple):
     mask: int
 
 
-def refuse_shared(folder: Path, special: Special, flag: str) -> None:
+def refuse_shared(folder: Path, special: Special, unknown: int | None, flag: str) -> None:
     """Raises RequestError where what pads a row, separates texts and masks words is not told apart: attention leaves
     out padding, by its id. Not of rows that are there, which may be looked at all the same."""
     told = {name: special._asdict()[name] for name in ("pad", "sep", "mask")}
@@ -29,6 +29,10 @@ def refuse_shared(folder: Path, special: Special, flag: str) -> None:
             raise RequestError(
                 f"{folder} has one id, {told[one]}, for its {one} and {other} tokens; give an encoder by {flag}"
             )
+    if unknown in (special.pad, special.mask):
+        raise RequestError(
+            f"{folder} has one id, {unknown}, for unknown words and its pad or mask token; give an encoder by {flag}"
+        )
     if special.cls in (special.pad, special.mask):
         raise RequestError(f"{folder} has the id of another special token for its cls token; give an encoder by {flag}")
 
@@ -50,6 +54,7 @@ class Vocabulary:
         if missing := [name for name, value in ids.items() if value is None]:
             raise RequestError(f"{folder} has no {missing[0]} token, which packed rows need; give an encoder by {flag}")
         self.special = Special(**ids)
+        self.unknown: Any = tokenizer.unk_token_id  # an id or None
         self.size = ids_of(tokenizer)
         if length > (most := min(tokenizer.model_max_length, longest_row(folder, flag, self.size))):
             raise RequestError(f"length = {length}: {folder} takes at most {most}; set --length")

@@ -103,4 +103,4 @@ def _fresh_model(shape: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, se
     shape.bos_token_id, shape.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
     hf_logging.disable_progress_bar()  # of the file it will write, which takes no time
     torch.manual_seed(seed)
-    return AutoModelForMaskedLM.from_config(shape)
+    return AutoModelForMaskedLM.from_config(shape, dtype=torch.float32)

@@ -54,7 +54,7 @@ _ADDRESS = re.compile(
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z]\w{1,30});")
 # Direction marks, soft hyphens and the like show nothing; the joiners U+200C and U+200D do in several scripts.
 _INVISIBLE = re.compile(
-    "[\u200b\u200e\u200f\u2028\u2029\u2060\ufeff\u00ad\ufffd\x00\x03-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]"
+    "[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\u00ad\ufffd\x00\x03-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]"
 )
 _VARIANT = re.compile(r"-\{(?:([^{}|:\[\n]*+)\|)?([^{}]*)\}-")
 _TEMPLATE_IN_VARIANT = re.compile(r"(?<=-\{)(?=\{\{(?!\{))|(?<=(?<!\})\}\})(?=\}-)")

@@ -63,9 +63,8 @@ def _load(folder: Path, flag: str, task: Task) -> tuple["transformers.PreTrained
                 id2label=dict(enumerate(classes)),
                 label2id={name: index for index, name in enumerate(classes)},
                 problem_type=None,  # the folder's is of another task; without one Hugging Face goes by the classes
-                dtype=torch.float32,
                 ignore_mismatched_sizes=True,
-                output_loading_info=True,
+                **hf.LOADED,
             )
     except Exception as error:  # whatever damaged weights or a family without such a head make the libraries raise
         reason = " ".join(str(error).split())[:200]

@@ -69,7 +69,10 @@ def read_hostfile(path: Path) -> dict[str, int]:
     if not path.is_file():
         raise RequestError(f"no file {path}; set --hostfile")
     slots: dict[str, int] = {}
-    text = path.read_text(errors="replace")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:  # DeepSpeed, which reads it again, would end in a traceback
+        raise RequestError(f"{path} is not UTF-8; save it as such, or set --hostfile") from None
     if text.startswith("\ufeff"):  # DeepSpeed, which reads the file again, would take it for a part of the name
         raise RequestError(f"{path} begins with a byte order mark; save it as UTF-8 without one")
     for number, line in enumerate(text.splitlines(), 1):

@@ -130,13 +130,14 @@ class Batches:
         return [_batch(masked, slice(k * size, (k + 1) * size), len(ids_GL), self.rule) for k in range(slots)]
 
     def heldout_batches(self, limit: int, size: int) -> list[Batch]:
-        """The first `limit` held-out rows, masked the same in every run, in this rank's batches of `size`.
+        """`limit` held-out rows at even distances, masked the same in every run, in this rank's batches of `size`.
 
         Every rank gets as many batches as the others, padded with empty ones (no label), since ZeRO-3 gathers
         parameters together in every forward.
         """
         rows = min(limit, len(self.heldout))
-        masked = mask_rows(self.heldout[np.arange(rows)], self.rule, _generator(0, MASKS, 0))
+        places = np.arange(rows) * len(self.heldout) // max(1, rows)  # of every source, whatever their order
+        masked = mask_rows(self.heldout[places], self.rule, _generator(0, MASKS, 0))
         firsts = range(0, rows, size)
         rounds = -(-len(firsts) // self.world)
         slices = [slice(first, min(first + size, rows)) for first in firsts]

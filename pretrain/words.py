@@ -1,10 +1,12 @@
 """Which ids of a vocabulary begin a word, and which end one, read off the marks that its tokenizer writes.
 
 WordPiece marks what continues a word (##ing), byte-level BPE and SentencePiece what begins one (Ġthe, ▁the). ASCII
-signs of punctuation and new lines are words of their own in all of them, and what follows them begins the next.
+signs of punctuation and new lines are words of their own in all of them, and what follows them begins the next. In
+scripts without spaces (Han, kana, Thai, Lao, Burmese, Khmer) a piece of byte-level BPE or SentencePiece is a word.
 """
 
 import json
+import re
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,15 @@ from pretrain.masking import Words
 
 _BYTE_LEVEL = ("\u0120", "\u010a", "\u0109")  # how byte-level BPE writes space, new line and tab
 _SENTENCEPIECE = "\u2581"
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\uff01-\uff65\U00020000-\U0003ffff]"
+)
+# The first bytes of their UTF-8, as byte-level BPE writes bytes.
+_UNSPACED_BYTES = re.compile(
+    "\u00e0[\u00b8-\u00bb]|\u00e1[\u0122-\u0124\u0140\u0141]|[\u00e3-\u00e9]|\u00ef[\u00a4-\u00ab\u00bc\u00bd]"
+    "|\u00f0[\u0142\u00a1-\u00b3]"
+)
 _SIGNS = (*string.punctuation, "\u010a", "\u0109", "\n")
 
 
@@ -54,7 +65,12 @@ def _rule(backend: dict[str, Any]) -> Callable[[str], bool] | None:
     splitting = json.dumps([backend["normalizer"], backend["pre_tokenizer"]], ensure_ascii=False)
     # A sign of punctuation opens a word of its own, as it does in WordPiece.
     if '"ByteLevel"' in splitting:
-        return lambda token: token.startswith((*_BYTE_LEVEL, *string.punctuation))
+        return _begins(_BYTE_LEVEL, _UNSPACED_BYTES)
     if _SENTENCEPIECE in splitting:
-        return lambda token: token.startswith((_SENTENCEPIECE, *string.punctuation))
+        return _begins((_SENTENCEPIECE,), _UNSPACED)
     return None
+
+
+def _begins(spaces: tuple[str, ...], unspaced: re.Pattern[str]) -> Callable[[str], bool]:
+    opening = (*spaces, *string.punctuation)
+    return lambda token: token.startswith(opening) or unspaced.match(token) is not None

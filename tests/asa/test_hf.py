@@ -15,6 +15,7 @@ from transformers.utils import logging as hf_logging
 from asa import hf
 from asa.batch import Kind
 from asa.errors import RequestError
+from asa.rtd import load_discriminator
 from asa.tokenizer import for_words, load_tokenizer, reader_sha256, vocab_sha256
 from tests.asa.conftest import KINDS, tiny_bert, tiny_tokenizer
 
@@ -204,13 +205,64 @@ def test_a_model_with_its_head_loads_whole(folder: Path) -> None:
     assert [name for name, p in model.state_dict().items() if not torch.equal(p, expected[name])] == []
 
 
-@pytest.mark.parametrize("changes", [{"intermediate_size": 99}, {"num_attention_heads": 0}, {"hidden_act": "none"}])
+@pytest.mark.parametrize("changes", [{"num_attention_heads": 0}, {"hidden_act": "none"}])
 def test_weights_that_are_not_those_of_the_config_are_refused_in_a_line(changes: dict[str, Any], folder: Path) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(RequestError, match=r"(?s)cannot be loaded.*complete folder by --rtd.generator") as told:
         hf.load_mlm(folder, 0, "--rtd.generator")
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("load", [hf.load_mlm, load_discriminator])
+def test_an_encoder_without_its_weights_is_refused(load: Any, folder: Path) -> None:
+    """It would be trained from nothing."""
+    weights = load_file(folder / "model.safetensors")
+    save_file({f"x.{name}": one for name, one in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RequestError, match=r"has no weights, or of another shape, for \d+ parameters of the encoder"):
+        load(folder, 0)
+
+
+def test_a_weight_of_another_shape_is_named_with_both(folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 99}))
+    with pytest.raises(RequestError, match=r"intermediate\.dense\.bias of shape \[24\] where .* asks for \[99\]"):
+        hf.load_mlm(folder, 0)
+
+
+@pytest.mark.parametrize("load", [hf.load_mlm, load_discriminator])
+def test_a_model_whose_config_asks_for_attentions_can_be_saved(load: Any, folder: Path, tmp_path: Path) -> None:
+    """After a thousand steps its first checkpoint was refused."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"output_attentions": True}))
+    load(folder, 0)[0].save_pretrained(tmp_path / "saved")
+
+
+def test_a_file_of_weights_that_is_not_read_makes_no_other_model(folder: Path) -> None:
+    known = hf.weights_sha256(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"as others leave it")
+    hf.weights_sha256.cache_clear()
+    assert hf.weights_sha256(folder) == known
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is relative_key"),
+        ({"model_type": "roberta", "pad_token_id": None}, "no pad_token_id, from which it counts positions"),
+    ],
+)
+def test_positions_that_cannot_be_known_are_refused(changes: dict[str, Any], told: str, folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(RequestError, match=told):
+        hf.check_model(folder, "--model")
+
+
+def test_an_index_without_files_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(RequestError, match="is damaged: it has no weight_map; give a complete folder by --model"):
+        hf.check_model(folder, "--model")
 
 
 def test_a_missing_head_is_named_and_drawn_from_the_seed(folder: Path, tmp_path: Path) -> None:

@@ -88,6 +88,13 @@ def test_what_is_held_out_of_text_without_titles_goes_by_the_text(name: str, bet
     assert first == heldout("y", ["before", *reversed(texts)]) - {"before"}
 
 
+def test_a_blank_title_is_none(tmp_path: Path) -> None:
+    """Documents of one title are held out together."""
+    rows = [{"id": f"n{n}", "title": " ", "text": f"word {n}"} for n in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert [document.title for document in read(tmp_path / "a.jsonl", min_chars=1)] == ["n0", "n1", "n2"]
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_one_long_document_is_not_read_again_for_every_part(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -112,6 +112,7 @@ PIECES = (
         ("a<ref>b <!-- <ref name=x> --> c</ref> d<!-- <!-- <ref> --> e <!-- f-g -- <h> -->i", "a d e i"),
         ("la {{s|XIX}}, {{unité|5|km}}, le {{1er}} mai; {{s|слова}}", "la XIXe siècle, 5 km, le 1er mai; слова"),
         ("\u0645\u06cc\u200c\u062e\u0648\u200f\u00ad", "\u0645\u06cc\u200c\u062e\u0648"),
+        ("\u05d0 \u202aabc\u202c \u2067def\u2069\u061c", "\u05d0 abc def"),
     ],
 )
 def test_markup(markup: str, expected: str) -> None:

@@ -217,16 +217,22 @@ def test_tokenizers_that_look_across_spaces_are_asked_for_the_whole(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("one", "other", "told"),
-    [("mask", "pad", "pad and mask"), ("pad", "sep", "pad and sep"), ("cls", "mask", "its cls token")],
+    [
+        ("mask", "pad", "pad and mask"),
+        ("pad", "sep", "pad and sep"),
+        ("cls", "mask", "its cls token"),
+        ("pad", "unk", "unknown words"),
+        ("mask", "unk", "unknown words"),
+    ],
 )
 def test_special_tokens_are_told_apart(one: str, other: str, told: str, model: Path, tmp_path: Path) -> None:
     """Attention leaves out what has the id of padding: no [MASK] would be seen."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     setattr(tokenizer, f"{one}_token", getattr(tokenizer, f"{other}_token"))
     tokenizer.save_pretrained(tmp_path / "shared")
-    special = Vocabulary(tmp_path / "shared", 16).special
+    found = Vocabulary(tmp_path / "shared", 16)
     with pytest.raises(RequestError, match=rf"shared has .*{told}.*; give an encoder by --model"):
-        refuse_shared(tmp_path / "shared", special, "--model")
+        refuse_shared(tmp_path / "shared", found.special, found.unknown, "--model")
 
 
 def test_rows_longer_than_the_model_takes(model: Path) -> None:

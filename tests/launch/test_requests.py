@@ -70,6 +70,7 @@ WRONG = {
     "hostfile without slots": Wrong(["--hostfile", "BAD/words"], 2, "line 2: 'one slots=many'"),
     "a machine twice": Wrong(["--hostfile", "BAD/twice"], 2, "line 3: 127.0.0.1 a second time"),
     "a mark before the first machine": Wrong(["--hostfile", "BAD/marked"], 2, "begins with a byte order mark"),
+    "hostfile of another encoding": Wrong(["--hostfile", "BAD/latin"], 2, "latin is not UTF-8"),
     "hostfile of comments": Wrong(["--hostfile", "BAD/empty"], 2, "names no machine"),
     "hostfile and nproc": Wrong([*HOSTS, "--nproc", "1"], 2, "leave --nproc out"),
     "node beyond the hostfile": Wrong([*HOSTS, "--node_rank", "2"], 2, "allowed: 0 to 1"),
@@ -134,6 +135,7 @@ def bad(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (folder / "words").write_text("127.0.0.1 slots=2\none slots=many\n")
     (folder / "twice").write_text("127.0.0.1 slots=1\nb slots=1\n127.0.0.1 slots=1\n")
     (folder / "empty").write_text("\n# nobody\n")
+    (folder / "latin").write_bytes("# Größe\n127.0.0.1 slots=1\n".encode("latin-1"))
     (folder / "marked").write_text("\ufeff127.0.0.1 slots=1\n")
     (folder / "unknown").write_text("no-such-machine.invalid slots=1\n127.0.0.1 slots=1\n")
     (folder / "dots").write_text("a..b slots=1\n127.0.0.1 slots=1\n")

@@ -97,6 +97,18 @@ def test_heldout_rows_are_the_same_for_any_number_of_processes(shards: Path, wor
     assert labels == sorted(expected.labels.tolist())
 
 
+def test_heldout_rows_are_of_every_part_of_the_text(shards: Path) -> None:
+    """Sources lie one after the other."""
+    reader = batches(shards)
+    every, some = len(reader.heldout), len(reader.heldout) // 2
+    (batch,) = reader.heldout_batches(limit=some, size=some)
+    originals = batch.inputs["input_ids"].clone()
+    assert batch.positions is not None
+    originals.view(-1)[batch.positions] = batch.labels
+    expected = reader.heldout[np.array([n * every // some for n in range(some)])]
+    assert torch.equal(originals, torch.from_numpy(expected.astype(np.int64)))
+
+
 def test_a_stray_copy_of_a_shard_adds_no_rows(shards: Path, tmp_path: Path) -> None:
     copy = tmp_path / "shards"
     shutil.copytree(shards, copy)

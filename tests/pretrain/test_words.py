@@ -57,6 +57,23 @@ def test_words_begin_where_the_text_has_them(make: Callable[[Path], Path], tmp_p
     assert len(encoding.ids) > len(words), "some word must be in pieces for this to say anything"
 
 
+@pytest.mark.parametrize("make", [byte_level, sentencepiece])
+def test_pieces_of_scripts_without_spaces_are_words(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Han, kana, Thai, signs of full width; not Korean or Hindi, which have spaces."""
+    apart, joined = "長い川。のกา\uff0c", "긴강नदी"
+    monkeypatch.setattr("tests.pretrain.test_words.TEXT", [apart, joined] * 3)
+    tokenizer = Tokenizer.from_file(str(make(tmp_path) / "tokenizer.json"))
+    starts_V, _ = words_of(tmp_path, tokenizer.get_vocab_size())
+    for text in (apart, joined):
+        encoding = tokenizer.encode(text)
+        pieces = {start for start, _ in encoding.offsets}  # a character may be of several
+        begun = {start for index, (start, _) in zip(encoding.ids, encoding.offsets, strict=True) if starts_V[index]}
+        assert len(pieces) > 1
+        assert begun == (pieces if text == apart else {0}), encoding.tokens
+
+
 def test_a_vocabulary_without_marks_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
