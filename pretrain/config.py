@@ -82,7 +82,7 @@ class PretrainConfig(MethodsConfig):
     eval_every: Annotated[int, Field(ge=1)] = 500
     """Optimizer steps between held-out evaluations; one is made before the first and after the last step."""
     eval_rows: Annotated[int, Field(ge=1)] = 1024
-    """Held-out rows used at most."""
+    """Held-out rows used at most, at even distances: of every source."""
     save_every: Annotated[int, Field(ge=1)] = 1000
     """Optimizer steps between checkpoints; one is made after the last step."""
     keep: Annotated[int, Field(ge=1)] = 2
