@@ -45,7 +45,7 @@ class Family(NamedTuple):
             raise RequestError("return_dict is off, but outputs are read by name; set return_dict = True in the config")
         if getattr(config, "is_decoder", False):
             raise RequestError("is_decoder is set, but causal attention is not biased; give an encoder by --model")
-        if (kind := getattr(config, "position_embedding_type", None)) not in (None, "absolute"):
+        if (kind := getattr(config, "position_embedding_type", None)) in ("relative_key", "relative_key_query"):
             raise RequestError(
                 f"position_embedding_type is {kind}, which transformers has no more; give another model by --model"
             )
