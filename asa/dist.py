@@ -78,7 +78,8 @@ def any_(flag: bool) -> bool:
     """Whether it is true on any rank. Between hosts: no device is waited for."""
     if world() == 1:
         return flag
-    found = torch.tensor([int(flag)], dtype=torch.int32)
+    alone = _hosts() is None and torch_dist.get_backend() == "nccl"  # of a user's own, which takes no host's memory
+    found = torch.tensor([int(flag)], dtype=torch.int32, device="cuda" if alone else "cpu")
     torch_dist.all_reduce(found, op=torch_dist.ReduceOp.MAX, group=_hosts())
     return bool(found)
 
@@ -208,7 +209,7 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def from_main_(tensor: Tensor) -> Tensor:
-    """In place, rank 0's values of a tensor in host memory; returns its argument."""
+    """In place, rank 0's values of a tensor; returns its argument."""
     if world() > 1:
-        torch_dist.broadcast(tensor, src=0, group=_hosts())
+        torch_dist.broadcast(tensor, src=0, group=_hosts() if tensor.device.type == "cpu" else None)
     return tensor

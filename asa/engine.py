@@ -16,7 +16,7 @@ from asa import dist
 from asa.attention import trimmed
 from asa.batch import Batch
 from asa.errors import RequestError
-from asa.loss_scale import LossScale
+from asa.loss_scale import LossScale, in_fp16
 from asa.model import Output, TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, PartNorms, learning_rate, set_updates, start
 from asa.signal import Below, Perturb, Tap
@@ -229,7 +229,8 @@ class PlainEngine(Passes):
             )
         super().__init__(module.to(device), optim, steps, torch.device(device))
         if dist.world() > 1:  # heads and adversaries are drawn by each process
-            load_parameters(module, {name: dist.from_main_(p) for name, p in self.full_state().items()})
+            for p in module.parameters():
+                dist.from_main_(p.data)
         self._scale = LossScale()
         self.optimizer = ClippingAdamW(self.module, optim)
         self._norms = PartNorms(self.optimizer, partitioned=False)
@@ -249,9 +250,10 @@ class PlainEngine(Passes):
 
     def _look(self) -> None:
         """Begin to scale losses at the first pass in fp16."""
-        device = self.device.type
-        if self._scale.on or not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != torch.float16:
-            return
+        if not self._scale.on and in_fp16(self.device.type):
+            self._begin()
+
+    def _begin(self) -> None:
         self._scale.begin()
         for p in self._trainable():
             if p.grad is not None:
@@ -280,6 +282,8 @@ class PlainEngine(Passes):
                 f"{name} was frozen, or not there yet, when the engine was made, which does not train it; make the"
                 " engine anew"
             )
+        if dist.any_(self._scale.on) and not self._scale.on:  # this rank has had no pass yet
+            self._begin()
         for p in trainable:
             # As under DeepSpeed: what no loss has reached has a gradient of zero, of which Adam's averages take note.
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad

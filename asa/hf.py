@@ -174,12 +174,10 @@ def _loaded(folder: Path) -> set[str]:
     return _parts(folder, "--model") or {WEIGHTS[2]}
 
 
-@functools.cache
-def model_sha256(folder: Path) -> str:
-    """weights_sha256, and over what else decides how the tokenizer reads a text. Raises: as weights_sha256."""
+def settings_sha256(folder: Path) -> str:
+    """sha256 over what else than its tokenizer.json decides how a folder's tokenizer reads a text."""
     files = [folder / name for name in READER if (folder / name).is_file()]
-    lines = [weights_sha256(folder), *(f"{file.name} {weight_sha256(file)}" for file in files)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return hashlib.sha256("\n".join(f"{file.name} {weight_sha256(file)}" for file in files).encode()).hexdigest()
 
 
 def weight_sha256(file: Path) -> str:

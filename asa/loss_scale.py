@@ -61,6 +61,11 @@ class LossScale:
             self.on, self.value, self._updates = True, state["value"], state["updates"]
 
 
+def in_fp16(device: str) -> bool:
+    """Whether autocast of fp16 is around."""
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+
+
 def overflowed(losses: Iterable[Tensor], ascents: Iterable[tuple[Tensor, Tensor]]) -> bool:
     """Whether the loss scale is to blame for gradients that are not finite, on any rank: the losses are, or an ascent,
     whose loss is, has given a gradient that is not, from which a loss may have come. All ranks call it."""

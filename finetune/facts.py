@@ -11,7 +11,7 @@ from asa import dist, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import flat, to_dict
 from asa.errors import RequestError, WorkError
-from asa.hf import model_sha256, weight_sha256
+from asa.hf import settings_sha256, weight_sha256, weights_sha256
 from asa.methods import METHODS, groups_read, groups_unread, source_sha256
 from finetune import state
 from finetune.config import FinetuneConfig
@@ -27,6 +27,7 @@ HOW = ("log_every", "save_every", "worker", "overwrite", "save_model")
 ELSEWHERE = WHERE + HOW
 # What lies in a run's folder; `.partial` as well.
 PARTS = {record.NAME, "environment.json", "tensorboard", "model", FOLDER, state.FOLDER}
+READER = "reader_sha256"  # an input: what tokenizer.json does not tell of how texts are read
 SCHEDULE = "random_mask.schedule"  # a file, which counts by its content; another one for each task at least
 
 
@@ -64,7 +65,8 @@ def _inputs(cell: Cell, task: Task) -> dict[str, str]:
     """The sha256 of every file that the run reads, and where its model is."""
     run, config = cell
     folder, schedule = config.models[run.model], config.random_mask.schedule
-    inputs = {"model": str(folder), "model_sha256": model_sha256(folder), "task_sha256": task.sha256}
+    inputs = {"model": str(folder), "model_sha256": weights_sha256(folder), "task_sha256": task.sha256}
+    inputs[READER] = settings_sha256(folder)
     if METHODS[run.method](config).uses_adversary and exported_adversary(run, config):
         inputs["adversary_sha256"] = weight_sha256(folder / ADVERSARY_FILE)
     if (sha256 := source_sha256(run.method)) is not None:
@@ -113,7 +115,7 @@ def is_finished(cell: Cell, facts: dict[str, Any]) -> bool:
     finished = record.finished(path)
     if not finished and not (path.is_file() and state.saved(cell.folder)):
         return False
-    before, now = _essence(_start(path)), _essence(facts)
+    before, now = _essences(_start(path), facts)
     if before == now:
         return finished and (not cell.config.save_model or _has_model(cell.folder / "model"))
     if cell.config.overwrite:
@@ -125,7 +127,8 @@ def is_finished(cell: Cell, facts: dict[str, Any]) -> bool:
 
 def is_same(cell: Cell, facts: dict[str, Any]) -> bool:
     """Whether what lies in the run's folder, finished or not, was made with these very settings and inputs."""
-    return _essence(_start(cell.folder / record.NAME)) == _essence(facts)
+    before, now = _essences(_start(cell.folder / record.NAME), facts)
+    return before == now
 
 
 def _has_model(folder: Path) -> bool:
@@ -148,7 +151,8 @@ def is_begun(cell: Cell, facts: dict[str, Any]) -> bool:
     and threads of such a device: on others numbers are rounded otherwise. Prints a line where that alone differs."""
     path = cell.folder / record.NAME
     before = _start(path)
-    if not before or record.finished(path) or _essence(before) != _essence(facts):
+    essences = _essences(before, facts)
+    if not before or record.finished(path) or essences[0] != essences[1]:
         return False
     then, now = _place(before), _place(facts)
     changed = [f"{name} {then[name]}, now {now[name]}" for name in now if then[name] != now[name]]
@@ -161,6 +165,12 @@ def _place(facts: dict[str, Any]) -> dict[str, Any]:
     """What the rounding of a run's numbers depends on; threads where the CPU makes them."""
     names = ("processes",) if torch.cuda.is_available() else ("processes", "threads")
     return {**{name: facts.get(name) for name in names}, "device": facts.get("environment", {}).get("device")}
+
+
+def _essences(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a record and of a request; what older records do not tell of the tokenizer is taken for the same."""
+    then = _essence(before)
+    return then, {key: value for key, value in _essence(now).items() if key != READER or key in then}
 
 
 def _essence(facts: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 
 from asa import record
 from asa.errors import RequestError, WorkError
-from asa.hf import model_sha256
+from asa.hf import weights_sha256
 from asa.places import check_folder, clear, whole
 from asa.record import Record
 from finetune.attack import Worst
@@ -125,7 +125,7 @@ def _facts(task: Task, saved: dict[str, Saved], config: RobustnessConfig) -> dic
         "reference": config.reference,
         "config": {name: getattr(config, name) for name in names} | ({"map": config.map} if config.map else {}),
         "inputs": {
-            "models_sha256": {name: model_sha256(one.folder) for name, one in saved.items()},
+            "models_sha256": {name: weights_sha256(one.folder) for name, one in saved.items()},
             "task_sha256": task.sha256,
         },
     }

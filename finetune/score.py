@@ -12,7 +12,7 @@ import numpy as np
 
 from asa import record
 from asa.errors import RequestError
-from asa.hf import model_sha256
+from asa.hf import weights_sha256
 from asa.model import TaskModel
 from asa.places import check_folder, clear
 from asa.record import Record
@@ -113,7 +113,7 @@ def facts_of(one: Pair, config: ScoreConfig) -> dict[str, Any]:
         "classes": named,
         "inputs": {
             **told,
-            "model_sha256": model_sha256(saved.folder),
+            "model_sha256": weights_sha256(saved.folder),
             "start_sha256": began,
             "trained_sha256": trained,
             "task_sha256": task.sha256,

@@ -26,6 +26,7 @@ FREE += ("zero", "offload", "micro_batch", "activation_checkpointing", "rtd.gene
 CONTENTS = {"method_sha256": "file of the method", "schedule_sha256": "content of random_mask.schedule"}
 # Beside the record, which is written first.
 MADE = ("environment.json", "tensorboard", "config.yaml")
+HELDOUT = "heldout"  # which rows are scored; records of before do not tell
 ANEW = "the rows are the same, what is drawn (as dropout) is drawn anew"
 
 
@@ -47,6 +48,9 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     facts = manifest.read(found, checkpoint.KIND, "--out")
     different = list(_different(to_dict(config), facts["config"]))
     own, known = inputs(config), facts["inputs"]
+    if HELDOUT not in known:
+        tell("other held-out rows are scored than before (at even distances, not the first): compare no two scores")
+        own.pop(HELDOUT)
     different += [name for name in own | known if own.get(name) != known.get(name) and name not in different]
     if different:
         named = (CONTENTS.get(key) or f"{setting_of(key)} {_shown(facts, key)}".strip() for key in different)
@@ -114,6 +118,7 @@ def inputs(config: PretrainConfig) -> dict[str, str]:
     alone, by which runs compare, a generator of its own, a schedule of masks, and the file of a method from outside."""
     found = {"data": manifest.file_sha256(config.data / manifest.NAME), "model": hf.weights_sha256(config.model)}
     found["shape"] = manifest.file_sha256(config.model / "config.json")
+    found[HELDOUT] = "even distances"
     if config.objective == "rtd" and config.rtd.generator is not None:
         found["generator"] = hf.weights_sha256(config.rtd.generator)
     if config.random_mask.schedule is not None and "random_mask" in groups_read(config.method):

@@ -28,7 +28,7 @@ _UNSPACED = re.compile(
 )
 # The first bytes of their UTF-8, as byte-level BPE writes bytes.
 _UNSPACED_BYTES = re.compile(
-    "\u00e0[\u00b8-\u00bb]|\u00e1[\u0122-\u0124\u0140\u0141]|[\u00e3-\u00e9]|\u00ef[\u00a4-\u00ab\u00bc\u00bd]"
+    "\u00e0[\u00b8-\u00bb]|\u00e1(?:[\u0122\u0123\u0140\u0141]|\u0124[\u0122-\u0141])|[\u00e3-\u00e9]|\u00ef[\u00a4-\u00ab\u00bc\u00bd]"
     "|\u00f0[\u0142\u00a1-\u00b3]"
 )
 _SIGNS = (*string.punctuation, "\u010a", "\u0109", "\n")

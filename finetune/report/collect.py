@@ -84,6 +84,7 @@ class Run:
             config = config | {
                 "data": _short(inputs.get("data")),
                 "shape": _short(inputs.get("shape", inputs.get("model"))),
+                "heldout_rows": inputs.get("heldout"),
             }
         settings = {key: value for key, value in config.items() if key not in (*NEUTRAL, *_METHODS, *own)}
         found = {**flat(settings), "task_sha256": _short(inputs.get("task_sha256"))}
@@ -148,7 +149,7 @@ def collect(folder: Path) -> list[Run]:
         why = f"no {record.NAME} of a known stage"
         why = "trials alone, which their trials.csv tells" if any(map(is_trial, runs)) else why
         raise RequestError(f"no run below {folder}: {why}; give the folder of the runs")
-    return _marked_twins(_told_classes(_told_adversaries(runs)))
+    return _marked_twins(_told_classes(_told_readers(_told_adversaries(runs))))
 
 
 def found_below(folder: Path, pattern: str) -> list[Path]:
@@ -221,6 +222,16 @@ def _told_adversaries(runs: list[Run]) -> list[Run]:
     """Exported adversaries by their hash, where one set of weights had several: nothing else would tell such runs
     apart. With other weights the adversary is a part of what these are."""
     return _told(runs, _adversary, lambda run, sha256: {"adversary": f"{run.facts['adversary']} {sha256[:8]}"})
+
+
+def _told_readers(runs: list[Run]) -> list[Run]:
+    """The settings of a tokenizer, where one set of weights had several: they read texts otherwise."""
+    return _told(runs, reader, lambda run, sha256: {"model": f"{run.model}, tokenizer {sha256[:8]}"})
+
+
+def reader(run: Run) -> str:
+    """Hash of those settings; empty where its record does not say."""
+    return str(run.facts.get("inputs", {}).get("reader_sha256") or "")
 
 
 def _told_classes(runs: list[Run]) -> list[Run]:

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import permutation_test
 
 from finetune.predictions import FOLDER, SAME
-from finetune.report.collect import Run, weights
+from finetune.report.collect import Run, reader, weights
 from finetune.report.examples import RESAMPLES, Sums, parts, resampled
 from finetune.report.labels import grouped
 from finetune.report.rows import Row
@@ -88,7 +88,8 @@ def between_models(rows: list[Row]) -> list[Pair]:
 
 def _one(first: Run, second: Run) -> bool:
     """Whether two models are one by two names."""
-    return first.own == second.own and weights(first) == weights(second) != ""
+    readers = {reader(first), reader(second)} - {""}
+    return first.own == second.own and weights(first) == weights(second) != "" and len(readers) < 2
 
 
 def _recipe(row: Row) -> str:

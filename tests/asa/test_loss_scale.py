@@ -109,6 +109,17 @@ def test_the_scale_grows_and_there_is_a_least_one(monkeypatch: pytest.MonkeyPatc
         scale.update(applied=False)
 
 
+def test_a_rank_without_a_pass_begins_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would leave the others' gradients, which it gets, under their scale."""
+    engine = tiny_engine(tiny_module())
+    monkeypatch.setattr("asa.dist.any_", lambda flag: True)
+    monkeypatch.setattr("asa.dist.sum_", lambda gradient: gradient.add_(START))
+    stats = engine.step()
+    count = sum(p.numel() for p in engine.module.parameters())
+    assert (stats.loss_scale, engine._scale.on) == (START, True)
+    assert float(stats.grad_norm) == pytest.approx(count**0.5, rel=1e-3)
+
+
 def test_an_engine_goes_on_with_its_scale() -> None:
     first, second = tiny_engine(tiny_module()), tiny_engine(tiny_module())
     backward(first, tiny_batch(), low=True)

@@ -260,6 +260,16 @@ def test_one_model_by_two_names_is_not_held_against_itself(tmp_path: Path) -> No
     assert {(one.row.model, one.against) for one in found} == {("other", "base")}  # again is base
 
 
+def test_one_set_of_weights_under_two_tokenizers_is_two_models(tmp_path: Path) -> None:
+    request = {"models": {"base": "x", "left": "y"}}
+    for model, reader in (("base", "a" * 64), ("left", "b" * 64)):
+        for seed in range(2):
+            inputs = {"model_sha256": "1", "reader_sha256": reader}
+            tuned(tmp_path / model, "sst2", "vanilla", seed, 40 + seed, model=model, request=request, inputs=inputs)
+    found = comparisons(rows_of(tmp_path)).models
+    assert [(one.row.model, one.against) for one in found] == [("left, tokenizer bbbbbbbb", "base, tokenizer aaaaaaaa")]
+
+
 def test_names_that_are_no_formulas_are_drawn_as_they_stand() -> None:
     layer = Layer(np.eye(2), np.eye(2), np.eye(2), 0.5, np.eye(2))
     found = Maps(r"m$\frac$1", "t", "w", r"a$\frac$b cost$a$", [r"$\frac$", "$$"], {0: layer})

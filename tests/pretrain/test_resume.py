@@ -132,6 +132,16 @@ def test_a_setting_that_is_unknown_here_is_named(run: PretrainConfig) -> None:
         newest(run, 1)
 
 
+def test_a_run_from_before_is_told_that_other_held_out_rows_are_scored(run: PretrainConfig) -> None:
+    last, told = run.out / "checkpoints" / "step-4", list[str]()
+    known = manifest.read(last, checkpoint.KIND, "-")["inputs"]
+    assert newest(run, 1, told.append) == last
+    assert not told
+    change_facts(last, inputs={name: value for name, value in known.items() if name != "heldout"})
+    assert newest(run, 1, told.append) == last
+    assert [line[:39] for line in told] == ["other held-out rows are scored than bef"]
+
+
 def test_settings_of_methods_that_the_run_does_not_train_by_are_free(run: PretrainConfig) -> None:
     assert newest(replace(run, freelb=FreeLBConfig(radius=3.0)), 1) == run.out / "checkpoints" / "step-4"
     with pytest.raises(RequestError, match=r"another asa\.tau"):
