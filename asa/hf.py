@@ -233,16 +233,12 @@ def new_mlm(folder: Path) -> "transformers.PreTrainedModel":
     return MASKED_LM.from_config(read_config(folder))
 
 
-def of_encoder(model: "transformers.PreTrainedModel", names: Iterable[str]) -> list[str]:
-    """Of names of parameters those in the encoder, but for its pooler, which models for masked tokens lack."""
-    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    inside = [name for name in names if name.startswith(prefix)]
-    return sorted(name for name in inside if not name.removeprefix(prefix).startswith("pooler."))
-
-
 def check_encoder(model: "transformers.PreTrainedModel", new: Iterable[str], folder: Path, flag: str) -> None:
-    """Raises RequestError where weights of the encoder are new. Args: new, names of parameters that were not loaded."""
-    if lost := of_encoder(model, new):
+    """Raises RequestError where weights of the encoder are new, its pooler aside, which models for masked tokens lack.
+    Args: new, names of parameters that were not loaded."""
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    inside = [name for name in new if name.startswith(prefix)]
+    if lost := sorted(name for name in inside if not name.removeprefix(prefix).startswith("pooler.")):
         raise RequestError(
             f"{folder} has no weights, or of another shape, for {len(lost)} parameters of the encoder in its"
             f" config.json ({lost[0]} ...); give a complete folder by {flag}"

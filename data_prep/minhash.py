@@ -17,18 +17,16 @@ from numpy.typing import NDArray
 from rensa.rensa import RMinHash
 from tqdm import tqdm
 
+from asa.scripts import UNSPACED
+
 # N documents of a part, H hashes of a signature, B bands
 HASHES, BANDS, BAND_HASHES = 128, 21, 6
 ALGORITHM = f"rensa R-MinHash {RMinHash.ALGORITHM_VERSION}, {HASHES} hashes, {BANDS} bands, words 3"
 _GRAM = 5
 _SEED = 1
-# Characters of scripts without spaces stand for words: of Thai, Lao, Tibetan, Burmese and Khmer, kana, Han.
-_UNSPACED = (
-    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\uf900-\ufaff\U00020000-\U0003ffff"
-)
-_CHARACTER = re.compile(f"[{_UNSPACED}]")
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+# Characters of scripts without spaces stand for words.
+_CHARACTER = re.compile(f"[{UNSPACED}]")
+_WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 # Above this many characters a word, a text is in another script without spaces, and so is a word beside them.
 _LONG_WORDS = 20
 _PAIRS_AT_ONCE = 2**16

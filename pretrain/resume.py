@@ -49,7 +49,7 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     different = list(_different(to_dict(config), facts["config"]))
     own, known = inputs(config), facts["inputs"]
     if HELDOUT not in known:
-        tell("other held-out rows are scored than before (at even distances, not the first): compare no two scores")
+        tell("held-out rows beyond --eval_rows are left out at even distances, no more from the end: other scores")
         own.pop(HELDOUT)
     different += [name for name in own | known if own.get(name) != known.get(name) and name not in different]
     if different:
@@ -115,7 +115,8 @@ def setting_of(name: str) -> str:
 
 def inputs(config: PretrainConfig) -> dict[str, str]:
     """What the run reads, by contents: the shard manifest, which has the hash of every file, the model, its shape
-    alone, by which runs compare, a generator of its own, a schedule of masks, and the file of a method from outside."""
+    alone, by which runs compare, a generator of its own, a schedule of masks, and the file of a method from outside;
+    also which held-out rows count."""
     found = {"data": manifest.file_sha256(config.data / manifest.NAME), "model": hf.weights_sha256(config.model)}
     found["shape"] = manifest.file_sha256(config.model / "config.json")
     found[HELDOUT] = "even distances"

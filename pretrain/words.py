@@ -2,7 +2,7 @@
 
 WordPiece marks what continues a word (##ing), byte-level BPE and SentencePiece what begins one (Ġthe, ▁the). ASCII
 signs of punctuation and new lines are words of their own in all of them, and what follows them begins the next. In
-scripts without spaces (Han, kana, Thai, Lao, Burmese, Khmer) a piece of byte-level BPE or SentencePiece is a word.
+scripts without spaces (Han, kana, Thai, Lao, Tibetan, Burmese, Khmer) a piece of the last two is a word.
 """
 
 import json
@@ -16,20 +16,19 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from asa.errors import RequestError
+from asa.scripts import UNSPACED
 from pretrain.masking import Words
 
 # V ids of the vocabulary
 
 _BYTE_LEVEL = ("\u0120", "\u010a", "\u0109")  # how byte-level BPE writes space, new line and tab
 _SENTENCEPIECE = "\u2581"
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-    "\uff01-\uff65\U00020000-\U0003ffff]"
-)
+# Signs of full width, too, which such scripts write.
+_UNSPACED = re.compile(rf"[{UNSPACED}\u3000-\u303f\uff01-\uff65]")
 # The first bytes of their UTF-8, as byte-level BPE writes bytes.
 _UNSPACED_BYTES = re.compile(
-    "\u00e0[\u00b8-\u00bb]|\u00e1(?:[\u0122\u0123\u0140\u0141]|\u0124[\u0122-\u0141])|[\u00e3-\u00e9]|\u00ef[\u00a4-\u00ab\u00bc\u00bd]"
-    "|\u00f0[\u0142\u00a1-\u00b3]"
+    "\u00e0[\u00b8-\u00bf]|\u00e1(?:[\u0122\u0123\u0140\u0141]|\u0124[\u0122-\u0141])|[\u00e3-\u00e9]"
+    "|\u00ef[\u00a4-\u00ab\u00bc\u00bd]|\u00f0[\u0142\u00a1-\u00b3]"
 )
 _SIGNS = (*string.punctuation, "\u010a", "\u0109", "\n")
 
