@@ -139,7 +139,9 @@ def test_a_run_from_before_is_told_that_other_held_out_rows_are_scored(run: Pret
     assert not told
     change_facts(last, inputs={name: value for name, value in known.items() if name != "heldout"})
     assert newest(run, 1, told.append) == last
-    assert [line[:39] for line in told] == ["held-out rows beyond --eval_rows are lef"]
+    assert told == [
+        "held-out rows beyond --eval_rows are left out at even distances, no more from the end: other scores"
+    ]
 
 
 def test_settings_of_methods_that_the_run_does_not_train_by_are_free(run: PretrainConfig) -> None:
