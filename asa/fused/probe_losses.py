@@ -33,9 +33,10 @@ def fault(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _problem(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Logits 2NC that differ by a little between passes, and labels N, of which one is none."""
+    """Logits 2NC that differ by a little between passes, one row far below 0, and labels N, of which one is none."""
     draw = torch.Generator().manual_seed(0)
     clean_NC = 3 * torch.randn(ROWS, CLASSES, generator=draw)
+    clean_NC[0] -= 256
     other_NC = clean_NC + torch.randn(ROWS, CLASSES, generator=draw)
     return torch.cat([clean_NC, other_NC]).to(dtype), torch.tensor([CLASSES - 1, IGNORE, 0])
 

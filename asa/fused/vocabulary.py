@@ -65,8 +65,9 @@ def entropy_kernel(
         for start in range(0, classes, T):
             column_T = start + tl.arange(0, T)
             inside_T = column_T < classes
-            x_T = tl.load(p_C + column_T, mask=inside_T, other=0.0).to(tl.float32)
-            y_T = tl.load(q_C + column_T, mask=inside_T, other=0.0).to(tl.float32)
+            # Nothing outside: exp of 0 less the largest is infinite where all logits of a row lie below -89.
+            x_T = tl.load(p_C + column_T, mask=inside_T, other=-float("inf")).to(tl.float32)
+            y_T = tl.load(q_C + column_T, mask=inside_T, other=-float("inf")).to(tl.float32)
             gap_T = tl.where(inside_T, (x_T - y_T) - apart, 0.0)
             under_p += tl.sum(tl.exp(x_T - top_p) * gap_T, 0)
             under_q += tl.sum(tl.exp(y_T - top_q) * gap_T, 0)

@@ -93,7 +93,7 @@ def test_tiles_do_not_matter(classes: int, tile: int, monkeypatch: pytest.Monkey
     torch.testing.assert_close(gradients(parts, logits), gradients(whole, logits), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("offset", [0, 1024])
+@pytest.mark.parametrize("offset", [0, 1024, -1024])
 def test_a_common_offset_costs_no_digits(offset: int) -> None:
     logits, labels = problem(4, 9)
     with torch.no_grad():
