@@ -15,10 +15,29 @@ from asa.errors import RequestError
 from asa.families import family
 from asa.methods.limits import check_precision
 from asa.zero_settings import working_stage
-from benchmarks.fused import check_kernels, fusible, large_due, with_kernels, without_kernels
-from benchmarks.steps import TWIN, StepName, Task, bert_config, cycle, folder_config, names_of, task_batch
+from benchmarks.fused import (
+    check_kernels,
+    fusible,
+    kernels,
+    large_due,
+    large_taken,
+    launches,
+    with_kernels,
+    without_kernels,
+)
+from benchmarks.steps import (
+    TWIN,
+    StepName,
+    Task,
+    bert_config,
+    check_twin,
+    cycle,
+    folder_config,
+    names_of,
+    task_batch,
+)
 from benchmarks.tables import Recorded
-from benchmarks.updates import Zero, trainer
+from benchmarks.updates import HALVES, Zero, trainer
 
 Step = Callable[[], bool]  # whether its updates were applied
 Attention = Literal["sdpa", "eager", "compiled", "fused"]
@@ -100,7 +119,9 @@ def prepare(request: CasesConfig) -> torch.device:
         check_kernels()
     for way in request.attention:
         for length in request.lengths:
-            shape_of(request, way, length)
+            shape = shape_of(request, way, length)
+            if TWIN in names_of(request.methods):
+                check_twin(shape)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "compiled" in request.attention:
         _check_compiler(device)
@@ -129,9 +150,31 @@ def build(request: CasesConfig, case: Case, rows: int, length: int, device: torc
     # Each of the other ways without the kernels that torch's own operations would give way to by themselves.
     run = without_kernels(train)
     if case.attention == "fused":
-        large = large_due(case.name, shape, rows * length, zero)
-        run = with_kernels(train, case.name, device, cycle(case.name), large)
+        taken, _ = _large(request, case, shape, rows * length, device)
+        run = with_kernels(train, device, cycle(case.name), launches(case.name, shape, taken))
     return lambda: run(batch)
+
+
+def _large(
+    request: CasesConfig, case: Case, shape: PreTrainedConfig, tokens: int, device: torch.device
+) -> tuple[set[str], set[str]]:
+    """Of norms and activations, the kernels that a case by them takes, and those that it would but for their trial."""
+    due = large_due(case.name, shape, tokens, None if case.precision == "fp32" else request.zero)
+    with kernels({device.type}):
+        taken = large_taken(due, shape, HALVES.get(case.precision, torch.float32), device)
+    return taken, due - taken
+
+
+def refused(request: CasesConfig, rows: int, length: int, device: torch.device) -> list[str]:
+    """A line for each case of a table by the kernels that does without some, since they fail their trial here."""
+    found: list[str] = []
+    for label, case in cases(request).items():
+        if case.attention == "fused":
+            _, out = _large(request, case, shape_of(request, case.attention, length), rows * length, device)
+            found += (
+                [f"{label}: {' and '.join(sorted(out))} by torch, since our kernels fail their trial"] if out else []
+            )
+    return found
 
 
 def batch_of(request: CasesConfig, shape: PreTrainedConfig, rows: int, length: int, device: torch.device) -> Batch:

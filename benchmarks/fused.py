@@ -1,6 +1,6 @@
 """Steps with the kernels of asa/fused and without them: they are chosen by themselves wherever they can run."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -56,10 +56,11 @@ def attacks(name: str) -> bool:
 
 
 def large_due(name: str, shape: PreTrainedConfig, tokens: int, zero: int | None) -> set[str]:
-    """Of norms and activations, the kernels that the step `name` of so many tokens is to come to: none where ZeRO 3
-    gathers by hooks."""
+    """Of norms and activations, the kernels that the step `name` of a batch of so many tokens is to come to: none where
+    ZeRO 3 gathers by hooks."""
     found, width = family(shape.model_type), shape.hidden_size
-    if not fusible(name) or zero == 3 or tokens * width < fused.FEWEST_NUMBERS:
+    passes = 1 + attacks(name)  # of what is attacked clean rows and attacked ones are one tensor
+    if not fusible(name) or zero == 3 or passes * tokens * width < fused.FEWEST_NUMBERS:
         return set()
     parts = {
         "norms": bool(found.ends) and width <= fused.WIDEST_ROW,
@@ -68,17 +69,36 @@ def large_due(name: str, shape: PreTrainedConfig, tokens: int, zero: int | None)
     return {part for part, due in parts.items() if due}
 
 
-def with_kernels(train: Train, name: str, device: torch.device, steps: int, large: Iterable[str] = ()) -> Train:
-    """The steps `name` by the kernels. Raises RequestError in that one of `steps` by which none has come to those of
-    losses, of attention where it attacks that, or of what is due of `large` ones."""
-    missing, left = {"losses", *large} | ({"attention"} if attacks(name) else set()), steps
+def large_taken(due: Iterable[str], shape: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> set[str]:
+    """Of what is due, the kernels that pass their trial here."""
+    some = torch.empty(0, shape.hidden_size, dtype=dtype, device=device)
+    takes = {
+        "norms": lambda: fused.norms_supported(some),
+        "activations": lambda: fused.gelu_supported(shape.intermediate_size, some),
+    }
+    return {part for part in due if takes[part]()}
+
+
+def launches(name: str, shape: PreTrainedConfig, large: Iterable[str]) -> dict[str, int]:
+    """How often at least the step `name` is to come to each kind of kernel, `large` of norms and activations: in every
+    layer, but for the last one's that are cut down to the tokens of the loss."""
+    blocks = shape.num_hidden_layers
+    found = {"losses": 1} | ({"attention": blocks} if attacks(name) else {})
+    ends = {"norms": len(family(shape.model_type).ends), "activations": 1}
+    return found | {part: max(1, blocks - 1) * ends[part] for part in large}
+
+
+def with_kernels(train: Train, device: torch.device, steps: int, due: Mapping[str, int]) -> Train:
+    """Steps by the kernels. Raises RequestError in that one of `steps` by which they have not come as often as is due
+    to those of losses, attention, norms or activations."""
+    missing, left = dict(due), steps
     places = [("losses", fused, "compare"), ("losses", fused, "cross_entropies")]
     places += [("attention", dispatch, "fused_attention")]
     places += [("norms", fused, "add_norm"), ("activations", fused, "biased_gelu")]
 
     def noting(part: str, begin: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
-            missing.discard(part)
+            missing[part] = missing.get(part, 0) - 1
             return begin(*args, **kwargs)
 
         return noted
@@ -86,14 +106,15 @@ def with_kernels(train: Train, name: str, device: torch.device, steps: int, larg
     def run(batch: Batch) -> bool:
         nonlocal left
         with kernels({device.type}), ExitStack() as stack:
-            if not missing:
+            if left <= 0:
                 return train(batch)
             for part, module, word in places:
                 stack.enter_context(patch.object(module, word, noting(part, getattr(module, word))))
             applied = train(batch)
         left -= 1
-        if missing and left <= 0:
-            told = " and ".join(sorted(missing))
+        lacking = sorted(part for part, count in missing.items() if count > 0)
+        if lacking and left <= 0:
+            told = " and ".join(lacking)
             raise RequestError(f"the kernels of {told} take no step of this kind; leave fused out of --attention")
         return applied
 
@@ -109,14 +130,9 @@ def attention(names: Sequence[str], shape: PreTrainedConfig, rows: int, length: 
     some = torch.empty(0, shape.hidden_size, dtype=dtype, device=device)
     if any(map(fusible, names)) and fused.losses_supported(some):
         mine.append("our losses")
-    # Of what is attacked clean rows and attacked ones are one tensor.
-    due = set().union(*(large_due(name, shape, rows * (1 + attacks(name)) * length, zero=None) for name in names))
-    takes = {
-        "norms": lambda: fused.norms_supported(some),
-        "activations": lambda: fused.gelu_supported(shape.intermediate_size, some),
-    }
-    if large := [part for part in takes if part in due and takes[part]()]:
-        mine.append(f"our {' and '.join(large)} of the largest tensors")
+    due = set().union(*(large_due(name, shape, rows * length, zero=None) for name in names))
+    if large := large_taken(due, shape, dtype, device):
+        mine.append(f"our {' and '.join(sorted(large, reverse=True))} of the largest tensors")
     return "sdpa" + f" (fused: {', '.join(mine)})" * bool(mine)
 
 

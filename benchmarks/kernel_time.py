@@ -4,6 +4,7 @@ Step times say what kernels bring, and hide it where the GPU waits for its host.
 """
 
 from collections.abc import Callable
+from statistics import median
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from asa.adversary import ASAConfig
 from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError, WorkError
+from benchmarks.missed import Missed, check_all, kept, notes
 from benchmarks.steps import MASK_SHARE
 from benchmarks.tables import Recorded, asked, check_gpu, save
 from benchmarks.updates import HALVES
@@ -23,6 +25,7 @@ from benchmarks.updates import HALVES
 # B rows, C classes, D width, H heads, K width of one head, L length, N labelled tokens
 
 CLASSES = 30522  # of a BERT's vocabulary
+ROUNDS = 3
 WIDENING = 4  # of what is between a BERT block's two last dense layers
 
 
@@ -44,7 +47,7 @@ class KernelTimeConfig(Recorded):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Of hidden states and of attention's weights."""
     milliseconds: Annotated[int, Field(ge=1, le=10_000)] = 20
-    """How long one graph is to take; it is run ten times, and the median counts."""
+    """How long one graph is to take; it is run ten times in each of three rounds, and the rounds' median counts."""
 
 
 class Pair(NamedTuple):
@@ -66,6 +69,7 @@ def kernel_time(argv: list[str]) -> None:
     check_gpu()
     lines: list[str] = []
     missing: list[str] = []
+    missed: Missed = {}
 
     def told(line: str) -> None:
         print(line, flush=True)
@@ -77,11 +81,15 @@ def kernel_time(argv: list[str]) -> None:
         taken = takes(request, rows, torch.device("cuda"))
         missing += [f"{part} at {rows} rows" for part in taken if not taken[part]]
         for pair in pairs(request, rows, torch.device("cuda")):
-            told(report(pair.what, measure(request, pair) if taken[pair.part] else None))
+            with kept(missed, f"{pair.part} at {rows} rows"):
+                told(report(pair.what, measure(request, pair) if taken[pair.part] else None))
+    for line in notes(missed):
+        told(line)
     if missing:
         raise WorkError(
             f"not timed: the kernels of {', '.join(missing)}; set --rows, --length, --width, --heads or --precision"
         )
+    check_all(missed)
 
 
 def takes(request: KernelTimeConfig, rows: int, device: torch.device) -> dict[str, bool]:
@@ -172,16 +180,17 @@ def _dtype(request: KernelTimeConfig) -> torch.dtype:
 
 
 def measure(request: KernelTimeConfig, pair: Pair) -> list[float]:
-    """Milliseconds of ours and of torch's: forwards alone, then with the way back."""
+    """Milliseconds of ours and of torch's: forwards alone, then with the way back. All take turns, as a chip's clock
+    goes by its heat."""
     from triton.testing import do_bench_cudagraph
 
     arriving = torch.ones_like(pair.ours(*pair.operands))
-    found: list[Any] = []
-    for function in (pair.ours, pair.torchs):
-        for back in (False, True):
-            run = step(pair, function, arriving, back)
-            found.append(do_bench_cudagraph(run, rep=request.milliseconds, return_mode="median"))
-    return [found[0], found[2], found[1], found[3]]
+    runs = [step(pair, function, arriving, back) for back in (False, True) for function in (pair.ours, pair.torchs)]
+    torch.cuda.synchronize()  # the graphs' stream does not wait for the one that made the operands
+    rounds = [
+        [do_bench_cudagraph(run, rep=request.milliseconds, return_mode="median") for run in runs] for _ in range(ROUNDS)
+    ]
+    return [median(taken) for taken in zip(*rounds, strict=True)]
 
 
 def step(pair: Pair, function: Callable[..., Tensor], arriving: Tensor, back: bool) -> Callable[[], None]:

@@ -9,7 +9,8 @@ import torch
 from pydantic import Field
 
 from asa.config import config
-from benchmarks.cases import Case, CasesConfig, build, cases, heading, prepare, size
+from benchmarks.cases import Case, CasesConfig, build, cases, heading, prepare, refused, size
+from benchmarks.missed import Missed, check_all, check_some, kept, notes, of_sizes
 from benchmarks.peak import Peak, peak_bytes
 from benchmarks.plot import check_picture, draw
 from benchmarks.steps import VANILLA, bert_config, cycle, task_model
@@ -33,30 +34,40 @@ def memory(argv: list[str]) -> None:
     check_picture(request.plot)
     device = prepare(request)
     found: dict[str, dict[str, float]] = {}
+    missed: dict[str, Missed] = {}
     tables: list[str] = []
     for length in request.lengths:
         for rows in request.batch:
-            peaks = measure(request, rows, length)
-            found[size(request, rows, length)] = {name: float(one.most) for name, one in peaks.items()}
-            tables.append(report(heading(request, rows, length, device), peaks))
+            name = size(request, rows, length)
+            peaks, missed[name] = measure(request, rows, length)
+            found[name] = {label: float(one.most) for label, one in peaks.items()}
+            table = report(heading(request, rows, length, device), peaks)
+            tables.append("\n".join([table, *refused(request, rows, length, device), *notes(missed[name])]))
             print(tables[-1], flush=True)
             save(request, "memory", argv, "\n\n".join(tables))
             print(flush=True)
     if request.plot:
         draw(found, "peak memory", request.plot)
+    check_all(of_sizes(missed))
 
 
-def measure(request: MemoryConfig, rows: int, length: int) -> dict[str, Peak]:
-    """Medians by case."""
+def measure(request: MemoryConfig, rows: int, length: int) -> tuple[dict[str, Peak], Missed]:
+    """Medians by case, and the cases that do not work here. Raises what stands in the way of the first where none
+    does."""
     found = cases(request)
     # Of every case, or a case that needs no DeepSpeed would begin with another heap than its neighbours.
     first = _load_engine if set(request.precision) != {"fp32"} else None
     peaks: dict[str, list[Peak]] = {label: [] for label in found}
+    missed: Missed = {}
     for _ in range(request.repeats):
-        for label, case in found.items():
-            peaks[label].append(peak_bytes(_twice, request, case, rows, length, first=first))
-            print(f"{label}: {peaks[label][-1].most / MEGA:.0f} MB", file=sys.stderr, flush=True)
-    return {label: Peak(*(int(median(part)) for part in zip(*taken, strict=True))) for label, taken in peaks.items()}
+        for label in [label for label in found if label not in missed]:
+            with kept(missed, label):
+                peaks[label].append(peak_bytes(_twice, request, found[label], rows, length, first=first))
+                print(f"{label}: {peaks[label][-1].most / MEGA:.0f} MB", file=sys.stderr, flush=True)
+    peaks = {label: taken for label, taken in peaks.items() if label not in missed}
+    check_some(peaks, missed)
+    middle = {label: Peak(*(int(median(part)) for part in zip(*taken, strict=True))) for label, taken in peaks.items()}
+    return middle, missed
 
 
 def _load_engine() -> None:

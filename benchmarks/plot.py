@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from asa.places import check_file, refusal_told
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -23,8 +23,11 @@ def check_picture(path: Path | None) -> None:
 
 
 def draw(found: Mapping[str, Mapping[str, float]], what: str, path: Path) -> None:
-    """Args: found, by the name of a size (a colour each) what each step took; what, the measure's name."""
-    names = list(next(iter(found.values())))
+    """Args: found, by the name of a size (a colour each) what each step took; what, the measure's name. A step that one
+    size lacks is in none."""
+    names = [name for name in next(iter(found.values())) if all(name in values for values in found.values())]
+    if not names:
+        raise WorkError(f"no picture: no step was measured at every size; --plot {path} is not drawn")
     figure = Figure(figsize=(5.5, 0.36 * len(names) + 1.4), layout="constrained")
     axis = figure.subplots()
     for place, (label, values) in enumerate(found.items()):

@@ -21,7 +21,21 @@ from asa import dist
 from asa.adversary import merges
 from asa.config import config
 from asa.errors import RequestError, WorkError
-from benchmarks.cases import Case, CasesConfig, Step, batch_of, build, cases, heading, prepare, shape_of, size, way_of
+from benchmarks.cases import (
+    Case,
+    CasesConfig,
+    Step,
+    batch_of,
+    build,
+    cases,
+    heading,
+    prepare,
+    refused,
+    shape_of,
+    size,
+    way_of,
+)
+from benchmarks.missed import Missed, check_all, check_some, kept, notes, of_sizes
 from benchmarks.passes import cost, count
 from benchmarks.plot import check_picture, draw
 from benchmarks.steps import (
@@ -65,13 +79,16 @@ def step_time(argv: list[str]) -> None:
     if request.clock == "processor" and device.type == "cuda":
         raise RequestError("clock processor counts the CPU's time, and the work is the GPU's; set --clock wall")
     found: dict[str, dict[str, float]] = {}
+    missed: dict[str, Missed] = {}
     tables: list[str] = []
     try:
         for length in request.lengths:
             for rows in request.batch:
-                seconds = measure(request, rows, length, device)
-                found[size(request, rows, length)] = {label: median(taken) for label, taken in seconds.items()}
-                tables.append(report(request, rows, length, device, seconds))
+                name = size(request, rows, length)
+                seconds, missed[name] = measure(request, rows, length, device)
+                found[name] = {label: median(taken) for label, taken in seconds.items()}
+                table = report(request, rows, length, device, seconds)
+                tables.append("\n".join([table, *refused(request, rows, length, device), *notes(missed[name])]))
                 print(tables[-1], flush=True)
                 save(request, "step-time", argv, "\n\n".join(tables))
                 print(flush=True)
@@ -79,10 +96,14 @@ def step_time(argv: list[str]) -> None:
         dist.close()
     if request.plot:
         draw(found, "time of a batch", request.plot)
+    check_all(of_sizes(missed))
 
 
-def measure(request: StepTimeConfig, rows: int, length: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of every timed batch, by case, in order. Raises RequestError for a case that does not work here."""
+def measure(
+    request: StepTimeConfig, rows: int, length: int, device: torch.device
+) -> tuple[dict[str, list[float]], Missed]:
+    """Seconds of every timed batch, by case, in order, and the cases that do not work here. Raises what stands in the
+    way of the first where none does."""
     # What is compiled for other shapes would be compared with these.
     torch._dynamo.reset()
     try:
@@ -91,19 +112,28 @@ def measure(request: StepTimeConfig, rows: int, length: int, device: torch.devic
         free()
 
 
-def _turns(request: StepTimeConfig, rows: int, length: int, device: torch.device) -> dict[str, list[float]]:
+def _turns(
+    request: StepTimeConfig, rows: int, length: int, device: torch.device
+) -> tuple[dict[str, list[float]], Missed]:
     """Holds the steps, which nobody does when it is left."""
     found = cases(request)
-    steps = {label: build(request, case, rows, length, device) for label, case in found.items()}
+    missed: Missed = {}
+    steps: dict[str, Step] = {}
+    for label, case in found.items():
+        with kept(missed, label):
+            step = build(request, case, rows, length, device)
+            settle(step, cycle(case.name))
+            steps[label] = step
     seconds: dict[str, list[float]] = {label: [] for label in steps}
-    for label, step in steps.items():
-        settle(step, cycle(found[label].name))
     for round_ in tqdm(range(request.warmup + request.repeats), f"length {length}", leave=False, disable=None):
-        for label, step in steps.items():
-            taken = _time(step, cycle(found[label].name), device, CLOCKS[request.clock])
-            if round_ >= request.warmup:
-                seconds[label].append(taken)
-    return seconds
+        for label in [label for label in steps if label not in missed]:
+            with kept(missed, label):
+                taken = _time(steps[label], cycle(found[label].name), device, CLOCKS[request.clock])
+                if round_ >= request.warmup:
+                    seconds[label].append(taken)
+    seconds = {label: taken for label, taken in seconds.items() if label not in missed}
+    check_some(seconds, missed)
+    return seconds, missed
 
 
 def _time(step: Step, times: int, device: torch.device, clock: Callable[[], float]) -> float:
@@ -151,7 +181,7 @@ def _bounded(request: StepTimeConfig, seconds: Mapping[str, list[float]]) -> lis
             mine = {
                 case.name: seconds[label]
                 for label, case in found.items()
-                if case.precision == precision and case.attention == way_of(case.name, way)
+                if label in seconds and case.precision == precision and case.attention == way_of(case.name, way)
             }
             found_ratios = ratios({name: median(taken) for name, taken in mine.items()}, [*PAIRS, (ASA, TWIN)])
             shown = ", ".join(
@@ -186,7 +216,7 @@ def utilisation(
     counted: dict[str, float] = {}  # by step: no attention and no precision changes it
     for label, case in cases(request).items():
         most = peak(device, case.precision)
-        if most is not None:
+        if most is not None and label in middle:
             if case.name not in counted:
                 counted[case.name] = flops(request, case, rows, length)
             found[label] = counted[case.name] / middle[label] / most

@@ -97,10 +97,15 @@ def task_model(shape: PreTrainedConfig, name: str, task: Task) -> TaskModel:
     return TaskModel(bare_model(shape, task), task, OPTIONS.asa if method_of(name).uses_adversary else None)
 
 
-def twin_model(shape: PreTrainedConfig, task: Task) -> Twin:
-    """The slow twin, weights random. Raises RequestError for another family than BERT."""
+def check_twin(shape: PreTrainedConfig) -> None:
+    """Raises RequestError for another family than BERT, of which alone there is a slow twin."""
     if shape.model_type != "bert":
         raise RequestError(f"step twin is a BERT, not {shape.model_type!r}; leave it out of --methods, or set --model")
+
+
+def twin_model(shape: PreTrainedConfig, task: Task) -> Twin:
+    """The slow twin, weights random. Raises RequestError for another family than BERT."""
+    check_twin(shape)
     return Twin(bare_model(shape, task), OPTIONS.asa.tau)  # type: ignore[arg-type]
 
 

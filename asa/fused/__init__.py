@@ -8,6 +8,7 @@ at once on a CPU), where `losses_supported` does, asa.losses and asa.compared, w
 """
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -24,7 +25,9 @@ from asa.fused.beside import Beside
 
 # B rows, C classes, D width, H heads, K width of one head, L length, N distributions
 
-DEVICES = {"cuda"}  # empty: never fused; tests add "cpu", where Triton's interpreter runs the kernels
+# Empty: never fused, as ASA_FUSED=0 has it; tests add "cpu", where Triton's interpreter runs the kernels.
+DEVICES: set[str] = set() if os.environ.get("ASA_FUSED") == "0" else {"cuda"}
+OFF = "leave the kernels out by ASA_FUSED=0 in the environment"
 DTYPES = {torch.float16, torch.bfloat16, torch.float32}
 FULL = ("out of memory", "ALLOC_FAILED")  # what torch, Triton and cuBLAS say of a GPU's memory
 LOST = (
@@ -181,17 +184,27 @@ def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:
         with _TRIAL, ThreadPoolExecutor(1) as thread:
             wrong = thread.submit(fault).result()
     except Exception as error:  # of its compilers' and the system's, of many types
-        why = str(error).strip().partition("\n")[0] or type(error).__name__
-        if any(word in str(error) for word in FULL):
+        if full(error):
             raise
-        if any(word in str(error) for word in LOST):
-            raise Apart(f"Triton's kernels fail here ({why}); leave them out by asa.fused.DEVICES.clear()") from error
-        logging.getLogger(__name__).warning("Triton cannot run here, so %s: %s", then, why)
+        cause = error.__cause__ if isinstance(error, Apart) and error.__cause__ else error
+        if any(word in str(cause) for word in LOST):
+            raise Apart(f"Triton's kernels fail here ({told(cause)}); {OFF}") from cause
+        logging.getLogger(__name__).warning("Triton cannot run here, so %s: %s", then, told(cause))
         return False
     if wrong:
-        told = "Triton's kernels are wrong here, so %s: %s (%s)"
-        logging.getLogger(__name__).warning(told, then, wrong, what)
+        said = "Triton's kernels are wrong here, so %s: %s (%s)"
+        logging.getLogger(__name__).warning(said, then, wrong, what)
     return wrong is None
+
+
+def full(error: BaseException) -> bool:
+    """Whether it comes of full memory, which says nothing of the kernels."""
+    return any(word in str(error) for word in FULL)
+
+
+def told(error: BaseException) -> str:
+    """An error in a line."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _fits(capability: tuple[int, int], width: int) -> bool:

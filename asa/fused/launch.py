@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from asa.adversary import MASKED
+from asa.errors import Apart
+from asa.fused import OFF, full, told
 
 # Kernels have no types.
 from asa.fused.attend import forward_kernel, key_kernel, query_kernel  # pyright: ignore[reportUnknownVariableType]
@@ -181,9 +183,15 @@ def map_backward(
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
-    """Launch on the device of the first tensor, which need not be the current one."""
-    with torch.cuda.device_of(args[0]):
-        kernel[grid](*args, **settings)
+    """Launch on the device of the first tensor, which need not be the current one. Raises: Apart where that fails, as
+    it may after a trial, whose shapes are others; what comes of full memory."""
+    try:
+        with torch.cuda.device_of(args[0]):
+            kernel[grid](*args, **settings)
+    except Exception as error:  # of Triton's compilers and the driver, of many types
+        if full(error):
+            raise
+        raise Apart(f"Triton's kernel {kernel.__name__} fails here ({told(error)}); {OFF}") from error
 
 
 def seed_of(device: torch.device, dropout: float) -> Tensor:

@@ -1,5 +1,6 @@
 """The step timer runs real optimizer steps in turns and reports them; how long they take is not tested."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoConfig, BertConfig, BertForMaskedLM, RobertaConfig
+from transformers import AutoConfig, BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from asa import dispatch, fused
-from asa.errors import RequestError, WorkError
-from benchmarks.cases import Case, build, cases, heading, prepare
-from benchmarks.fused import attacks, large_due, with_kernels, without_kernels
+from asa.errors import Apart, RequestError, WorkError
+from benchmarks.cases import Case, build, cases, heading, prepare, refused
+from benchmarks.fused import attacks, large_due, large_taken, launches, with_kernels, without_kernels
 from benchmarks.memory import MemoryConfig, memory
 from benchmarks.memory import measure as peaks_of
 from benchmarks.peak import Peak, peak_bytes
@@ -35,7 +36,9 @@ def tiny(folder: Path, **asked: Any) -> StepTimeConfig:
 
 
 def timed(request: StepTimeConfig, length: int = LENGTH) -> dict[str, list[float]]:
-    return measure(request, 2, length, prepare(request))
+    seconds, missed = measure(request, 2, length, prepare(request))
+    assert not missed
+    return seconds
 
 
 @pytest.mark.parametrize("task", ["mlm", "classification"])
@@ -95,13 +98,15 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 KERNELS = {"asa": ("fused_attention", "compare"), "vanilla": ("cross_entropies",)}
+ONE_LAYER = bert_config(1, 64, "sdpa")
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_fused_step_comes_to_its_kernels_or_is_refused(name: str, chosen: dict[str, Any]) -> None:
     step: Any = lambda batch: all(chosen[kernel]() for kernel in KERNELS[name])  # noqa: E731
     batch, cuda = task_batch("mlm", 2, 8, 99), torch.device("cuda")
-    run = with_kernels(step, name, cuda, 1)
+    due = launches(name, ONE_LAYER, ())
+    run = with_kernels(step, cuda, 1, due)
     run(batch)
     run(batch)
     without_kernels(step)(batch)
@@ -109,10 +114,23 @@ def test_a_fused_step_comes_to_its_kernels_or_is_refused(name: str, chosen: dict
     assert chosen["devices"] == [{"cuda"}] * 2 * count + [set()] * count
     assert set(fused.DEVICES) == {"cuda"}
     turns = iter([False, True])
-    every_second = with_kernels(lambda batch: step(batch) if next(turns) else True, name, cuda, 2)
+    every_second = with_kernels(lambda batch: step(batch) if next(turns) else True, cuda, 2, due)
     every_second(batch)
     every_second(batch)
     assert chosen["devices"].pop() == {"cuda"}
+
+
+def test_a_step_comes_to_its_kernels_in_every_layer(chosen: dict[str, Any]) -> None:
+    shape = bert_config(3, 64, "sdpa")
+    assert launches("asa", shape, ("norms", "activations")) == {
+        "losses": 1,
+        "attention": 3,
+        "norms": 4,
+        "activations": 2,
+    }
+    step: Any = lambda batch: chosen["compare"]() and chosen["fused_attention"]() and chosen["fused_attention"]()  # noqa: E731
+    with pytest.raises(RequestError, match="kernels of attention take no step of this kind"):
+        with_kernels(step, CPU, 1, launches("asa", shape, ()))(task_batch("mlm", 2, 8, 99))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +147,7 @@ def test_a_part_that_comes_to_no_kernel_is_refused(
 ) -> None:
     step: Any = lambda batch: all(chosen[kernel]() for kernel in reached)  # noqa: E731
     with pytest.raises(RequestError, match=f"kernels of {told} take no step of this kind; leave fused out of --att"):
-        with_kernels(step, name, CPU, 1)(task_batch("mlm", 2, 8, 99))
+        with_kernels(step, CPU, 1, launches(name, ONE_LAYER, ()))(task_batch("mlm", 2, 8, 99))
 
 
 def test_steps_of_large_tensors_are_to_come_to_norms_and_activations(chosen: dict[str, Any]) -> None:
@@ -137,6 +155,8 @@ def test_steps_of_large_tensors_are_to_come_to_norms_and_activations(chosen: dic
     enough = fused.FEWEST_NUMBERS // 64
     both: set[str] = {"norms", "activations"}
     assert [large_due(VANILLA, shape, tokens, 2) for tokens in (enough, enough - 1)] == [both, set()]
+    half = enough // 2  # of both passes
+    assert [large_due(ASA, shape, tokens, 2) for tokens in (half, half - 1)] == [both, set()]
     assert large_due(VANILLA, shape, enough, 3) == large_due("stock", shape, enough, 2) == set()
     shape.hidden_act = "gelu_new"
     assert large_due(VANILLA, shape, enough, 2) == {"norms"}
@@ -144,7 +164,67 @@ def test_steps_of_large_tensors_are_to_come_to_norms_and_activations(chosen: dic
     assert large_due(VANILLA, AutoConfig.for_model("distilbert", dim=64), enough, 2) == set()
     step: Any = lambda batch: chosen["cross_entropies"]()  # noqa: E731
     with pytest.raises(RequestError, match="kernels of activations and norms take no step of this kind"):
-        with_kernels(step, VANILLA, CPU, 1, both)(task_batch("mlm", 2, 8, 99))
+        with_kernels(step, CPU, 1, launches(VANILLA, shape, both))(task_batch("mlm", 2, 8, 99))
+
+
+def test_norms_whose_trial_fails_are_torchs_and_a_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "FEWEST_NUMBERS", 0)
+    monkeypatch.setattr(fused, "norms_supported", lambda *args: False)
+    monkeypatch.setattr(fused, "gelu_supported", lambda *args: True)
+    both: set[str] = {"norms", "activations"}
+    assert large_taken(both, ONE_LAYER, torch.float32, CPU) == {"activations"}
+    request = StepTimeConfig(methods=(VANILLA, STOCK), attention=("sdpa", "fused"), layers=1, width=64)
+    assert refused(request, 2, 8, CPU) == ["vanilla fused: norms by torch, since our kernels fail their trial"]
+
+
+class Short:
+    """A step that is made so often, then fails."""
+
+    def __init__(self, times: int, error: Exception) -> None:
+        self.left, self.error = times, error
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return True
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore"),
+            "CUDA out of memory. Tried to allocate",
+        ),
+        (RuntimeError("Triton Error [CUDA]: invalid argument"), "Triton Error [CUDA]: invalid argument"),
+        (
+            Apart("Triton's kernel norm_kernel fails here (no reason)"),
+            "Triton's kernel norm_kernel fails here (no reason)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_case_that_fails_is_told_and_costs_the_others_nothing(
+    times: int, error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "benchmarks.step_time.build",
+        lambda request, case, *rest: Short(times if case.name == STOCK else 99, error),
+    )
+    with pytest.raises(WorkError, match=rf"^not measured: stock of 8 tokens \({re.escape(told)}\)$"):
+        step_time(
+            ["--methods", "vanilla,stock,asa", "--lengths", "8", "--batch", "2", "--repeats", "3", "--results", "null"]
+        )
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:] if line] == ["vanilla", "asa", "sdpa,", "stock:"]
+    assert lines[-2] == f"stock: not measured ({told})"
+
+
+def test_a_table_of_which_no_case_works_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.step_time.build", lambda *args: Short(0, RequestError("not of this kind")))
+    with pytest.raises(RequestError, match=r"^not of this kind$"):
+        step_time(["--methods", "vanilla,stock", "--lengths", "8", "--batch", "2", "--results", "null"])
 
 
 def test_a_trial_that_fails_is_no_step_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +241,7 @@ def test_a_trial_that_fails_is_no_step_by_the_kernels(monkeypatch: pytest.Monkey
     train = trainer(shape, VANILLA, "mlm", CPU, "fp32", False, None)
     try:
         with pytest.raises(RequestError, match="kernels of losses take no step of this kind"):
-            with_kernels(train, VANILLA, CPU, 1)(task_batch("mlm", 2, 8, shape.vocab_size))
+            with_kernels(train, CPU, 1, launches(VANILLA, shape, ()))(task_batch("mlm", 2, 8, shape.vocab_size))
     finally:
         fused._losses_work.cache_clear()
 
@@ -443,6 +523,14 @@ def test_the_twin_is_a_bert() -> None:
     shape = RobertaConfig(hidden_size=64, num_attention_heads=1, num_hidden_layers=1)
     with pytest.raises(RequestError, match="step twin is a BERT, not 'roberta'; leave it out of --methods"):
         trainer(shape, TWIN, "mlm", CPU)
+
+
+def test_a_table_with_the_twin_of_another_family_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    shape = RobertaConfig(hidden_size=64, num_attention_heads=1, num_hidden_layers=1, vocab_size=99)
+    RobertaForMaskedLM(shape).save_pretrained(tmp_path)
+    with pytest.raises(RequestError, match="step twin is a BERT, not 'roberta'; leave it out of --methods"):
+        prepare(StepTimeConfig(model=tmp_path, lengths=(8,)))
+    prepare(StepTimeConfig(model=tmp_path, lengths=(8,), methods=(VANILLA,)))
 
 
 def test_an_unknown_step_is_explained_by_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

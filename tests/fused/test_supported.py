@@ -1,5 +1,6 @@
 """Where attention is fused, and that nothing needs Triton where it is not."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import torch
 
 from asa import fused
 from asa.adversary import ASAConfig
-from asa.errors import WorkError
+from asa.errors import Apart, WorkError
 from asa.fused.probe import fault
 from asa.methods import METHODS, At, MethodsConfig
 from tests.asa.conftest import tiny_batch, tiny_engine, tiny_module
@@ -188,6 +189,43 @@ def test_no_devices_leave_the_kernels_out(monkeypatch: pytest.MonkeyPatch) -> No
     assert fused.supported(ASAConfig(), HERE, torch.float16, SHAPE)
     monkeypatch.setattr(fused, "DEVICES", set())
     assert not fused.supported(ASAConfig(), HERE, torch.float16, SHAPE)
+
+
+def test_the_environment_leaves_the_kernels_out() -> None:
+    program = "import asa.fused; print(asa.fused.DEVICES)"
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | settings
+        ).stdout
+        for settings in ({}, {"ASA_FUSED": "0"}, {"ASA_FUSED": "1"})
+    ]
+    assert told == ["{'cuda'}\n", "set()\n", "{'cuda'}\n"]
+
+
+@pytest.mark.parametrize(
+    ("why", "raised", "said"),
+    [
+        (
+            "invalid argument\nand more",
+            Apart,
+            r"kernel pack_kernel fails here \(invalid argument\); leave the kernels out by ASA_FUSED=0",
+        ),
+        ("CUDA out of memory", RuntimeError, "^CUDA out of memory$"),
+    ],
+)
+def test_a_launch_that_fails_after_the_trial_says_what_leaves_the_kernels_out(
+    why: str, raised: type[Exception], said: str
+) -> None:
+    launch = pytest.importorskip("asa.fused.launch")
+
+    class Kernel:
+        __name__ = "pack_kernel"
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            raise RuntimeError(why)
+
+    with pytest.raises(raised, match=said):
+        launch.run(Kernel(), (1,), torch.ones(1))
 
 
 @pytest.mark.slow
