@@ -14,7 +14,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from asa import dist, hf, manifest
+from asa import dist, fused, hf, manifest
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.dist import seed_all
 from asa.engine import Engine, PlainEngine, load_parameters
@@ -86,6 +86,8 @@ def exported_adversary(run: Run, config: FinetuneConfig) -> bool:
 def engine_of(config: FinetuneConfig, module: TaskModel, updates: int) -> Engine:
     """What trains the module. Args: updates of the whole run."""
     device = device_of(config)
+    if os.environ.get("ASA_FUSED") == "0":
+        fused.DEVICES.clear()
     if device.type == "cuda":
         torch.cuda.set_device(device)
         os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed's own way to know it

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 
 import cli
-from asa import dist
+from asa import dist, fused
 from asa.errors import Apart, RequestError, WorkError
 from asa.methods import flags_of, flags_unread
 from asa.typed import deterministic
@@ -37,6 +37,8 @@ def run(argv: list[str]) -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+    if os.environ.get("ASA_FUSED") == "0":
+        fused.DEVICES.clear()
     if request.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS refuses, and it is read once
         deterministic()

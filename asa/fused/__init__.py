@@ -8,7 +8,6 @@ at once on a CPU), where `losses_supported` does, asa.losses and asa.compared, w
 """
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -25,9 +24,8 @@ from asa.fused.beside import Beside
 
 # B rows, C classes, D width, H heads, K width of one head, L length, N distributions
 
-# Empty: never fused, as ASA_FUSED=0 has it; tests add "cpu", where Triton's interpreter runs the kernels.
-DEVICES: set[str] = set() if os.environ.get("ASA_FUSED") == "0" else {"cuda"}
-OFF = "leave the kernels out by ASA_FUSED=0 in the environment"
+DEVICES = {"cuda"}  # empty: never fused; tests add "cpu", where Triton's interpreter runs the kernels
+OFF = "leave the kernels out by ASA_FUSED=0 in the environment of our commands, by asa.fused.DEVICES.clear() in yours"
 DTYPES = {torch.float16, torch.bfloat16, torch.float32}
 FULL = ("out of memory", "ALLOC_FAILED")  # what torch, Triton and cuBLAS say of a GPU's memory
 LOST = (

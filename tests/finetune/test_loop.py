@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
 
-from asa import manifest, record
+from asa import fused, manifest, record
 from asa.engine import PlainEngine, StepStats
 from asa.errors import RequestError, WorkError
 from asa.hf import weights_sha256
@@ -102,6 +102,16 @@ def test_a_run_begins_when_nothing_is_left_of_the_one_before(given: Given, monke
     monkeypatch.setattr(loop, "build", building)
     sweep(given(seeds=[0, 1, 2]))
     assert len(made) == 3
+
+
+@pytest.mark.parametrize(("setting", "devices"), [("0", set()), ("1", {"cuda"})])
+def test_the_environment_leaves_the_kernels_out(
+    setting: str, devices: set[str], monkeypatch: pytest.MonkeyPatch, make: Make
+) -> None:
+    monkeypatch.setattr(fused, "DEVICES", {"cuda"})
+    monkeypatch.setenv("ASA_FUSED", setting)
+    engine_of(make(), tiny_module(), 1)
+    assert devices == fused.DEVICES
 
 
 def test_a_worker_tells_torch_and_deepspeed_which_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:

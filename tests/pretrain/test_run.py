@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
-from asa import checkpoint, dist, manifest, methods, record
+from asa import checkpoint, dist, fused, manifest, methods, record
 from asa.attention import has_stock_head, trimmed
 from asa.config import to_dict
 from asa.engine import Precision
@@ -395,6 +395,20 @@ def test_an_error_that_a_rank_does_not_share_is_told_by_that_rank(
     with pytest.raises(Apart):
         command(given)
     assert capsys.readouterr().err == "error on rank 1: its device is gone\n"
+
+
+@pytest.mark.parametrize(("setting", "devices"), [("0", set()), ("1", {"cuda"})])
+def test_the_environment_leaves_the_kernels_out(
+    setting: str, devices: set[str], request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[set[str]] = []
+    monkeypatch.setattr(fused, "DEVICES", {"cuda"})
+    monkeypatch.setattr("pretrain.loop.train", lambda *_: found.append(set(fused.DEVICES)))
+    monkeypatch.setattr(dist, "init", lambda *_: None)
+    monkeypatch.setattr(dist, "left", nullcontext)
+    monkeypatch.setenv("ASA_FUSED", setting)
+    command(["--data", str(request_.data), "--model", str(request_.model), "--out", str(request_.out)])
+    assert found == [devices]
 
 
 def test_a_flag_of_another_method_is_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
