@@ -48,8 +48,8 @@ class Batch:
     looked: what `to` has found in the attention mask; see `padded`. Copies and pickles begin without.
     total_rows: sequences that pass the encoder in this optimizer step, over all micro-batches and ranks, without the
     fillers of kind choice: an answer that a question does not have is a sequence of padding alone.
-    total_labels: labelled units in this optimizer step, over all micro-batches and ranks. Of kind classification a row
-    may be unlabelled (-100); choices and numbers are all labelled.
+    total_labels: labelled units in this optimizer step, over all micro-batches and ranks, 1 at least. Of kind
+    classification a row may be unlabelled (-100); choices and numbers are all labelled.
     """
 
     kind: Kind
@@ -61,7 +61,12 @@ class Batch:
     looked: Looked | None = None
 
     def __post_init__(self) -> None:
-        """Raises RequestError for positions that are no indices, a mask of tokens say, or not as many as labels."""
+        """Raises RequestError for totals below 1, by which losses are divided, and for positions that are no indices, a
+        mask of tokens say, or not as many as labels."""
+        for name in ("total_rows", "total_labels"):
+            if not (total := getattr(self, name)) >= 1:
+                known = "numbers from 1, what the whole optimizer step has"
+                raise RequestError(f"{name} = {total}: allowed: {known}; give 1 where nothing of it is labelled")
         found, labels = self.positions, self.labels
         if found is not None and (found.dtype not in (torch.int64, torch.int32) or found.shape != labels.shape):
             kind = str(found.dtype).removeprefix("torch.")

@@ -75,6 +75,15 @@ def read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     return _read(folder, kind, flag)["facts"]
 
 
+def check_free(folder: Path, flag: str) -> None:
+    """Raises RequestError where a finished folder stands, with which a run would be mixed."""
+    if (folder / NAME).is_file():
+        raise RequestError(
+            f"{folder} is a finished folder of data or a model, with a {NAME}, which a run must not be mixed with;"
+            f" set another {flag}"
+        )
+
+
 def files(folder: Path, kind: str, flag: str) -> list[str]:
     """The files that a complete folder lists, by their paths in it; what else lies there is none of its. Raises: as
     `read`."""

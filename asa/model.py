@@ -158,7 +158,7 @@ def _logits(output: Any) -> Tensor:
     """Raises RequestError for a model of one's own that gives them under no name."""
     found = getattr(output, "logits", None)
     if found is None:
-        raise RequestError(f"the model returns a {type(output).__name__} without logits; let it return a ModelOutput")
+        raise RequestError(f"the model returns a {type(output).__name__} without logits; let what it returns have them")
     return found
 
 

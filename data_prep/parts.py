@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import interrupts
 from asa.errors import WorkError
-from asa.places import fsync
+from asa.places import FULL, fsync
 
 Facts = dict[str, Any]
 # Gets a part's task and an empty folder, writes the part's files there under their final names, returns its facts
@@ -66,6 +66,9 @@ def run(stage: str, work: Work, parts: Sequence[Part], *, into: Path, marks: Pat
             advice = f"run again, with --workers below {workers}"
             raise WorkError(f"a worker process died (often: out of memory) with {progress}; {advice}") from None
         except OSError as error:
+            if error.errno in FULL:  # which names no file
+                told = f"{into} cannot be written: {error.strerror}, with {progress}; free some space"
+                raise WorkError(f"{told} and run the same command again to go on") from None
             raise WorkError(f"{error}, with {progress}; mend it and run the same command again to go on") from None
     return [json.loads((marks / f"{part.name}.json").read_text())["facts"] for part in parts]
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from asa import manifest
 from asa.errors import RequestError
 from data_prep import dump, hub, own
 from data_prep.dump import Span
@@ -72,6 +73,11 @@ def find(inputs: list[Path], flag: str) -> list[str]:
 def _check(source: str, flag: str) -> None:
     if hub.is_hub(source):
         return
+    if os.path.isdir(source):
+        if os.path.isfile(os.path.join(source, manifest.NAME)):
+            raise RequestError(f"{source} is a finished folder, which build and dedup read by --documents; set {flag}")
+        some = os.path.join(source, "*.txt")
+        raise RequestError(f"{source} is a folder; give its files, such as '{some}', with {flag}")
     if not os.path.isfile(source):  # Path's own raises for too long a name
         raise RequestError(f"no file {source}; give existing ones with {flag}")
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from asa import dist, hf, record
+from asa import dist, hf, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import from_dict
 from asa.errors import Apart, RequestError, WorkError
@@ -50,6 +50,7 @@ class Sweep:
         self.began = time.time()
         config = from_dict(FinetuneConfig, given)
         check_folder(config.out, "--out")
+        manifest.check_free(config.out, "--out")
         self.models = config.models
         self.tasks = tasks_of(config)
         if trials is not None:

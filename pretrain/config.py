@@ -172,6 +172,7 @@ def _check_out(config: PretrainConfig) -> None:
             raise RequestError(
                 f"out = {config.out} is the folder of {name}, which a run must not be mixed with; set --out"
             )
+    manifest.check_free(config.out, "--out")
 
 
 def _check_method(config: PretrainConfig) -> Method:

@@ -46,7 +46,7 @@ def kind_of(model: PreTrainedModel, asked: Kind | None = None) -> Kind:
     kind = found or asked
     if kind is None:
         heads = "masked LM, sequence classification, multiple choice or token classification"
-        raise RequestError(f"{name} is no head for {heads}; give such a model, or say by kind= what yours is")
+        raise RequestError(f"{name} is no head for {heads}; give such a model, or say by kind= which of these yours is")
     return kind
 
 

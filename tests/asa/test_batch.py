@@ -59,3 +59,10 @@ def test_a_method_refuses_it_before_any_gradient(name: str, kind: Any) -> None:
     with pytest.raises(RequestError, match="give one number per token"):
         METHODS[name](MethodsConfig()).backward(tiny_engine(module), of_pairs(kind, ROWS, 1, LENGTH, LENGTH), At(0, 0))
     assert all(p.grad is None for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", ["total_rows", "total_labels"])
+@pytest.mark.parametrize("total", [0, -8, float("nan")])
+def test_totals_by_which_losses_are_divided_are_one_at_least(name: str, total: float) -> None:
+    with pytest.raises(RequestError, match=rf"^{name} = {total}: allowed: numbers from 1, .*; give 1 where nothing"):
+        replace(tiny_batch("classification"), **{name: total})

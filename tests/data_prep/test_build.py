@@ -108,7 +108,10 @@ def test_a_full_disk(corpus: Corpus, small_disk: Path) -> None:
     _, said = full.communicate(timeout=300)
     assert full.returncode == 1
     line = said.strip().splitlines()[-1]  # a slow disk has progress bars before it
+    assert "out.partial" in line
+    assert "cannot be written: " in line
     assert "No space left on device" in line
+    assert "free some space" in line
     assert "run the same command again" in line
     assert not (small_disk / "out").exists()
     assert list((small_disk / "out.partial/marks/rows").glob("*.json")), "what fitted is kept"

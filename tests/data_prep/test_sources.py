@@ -200,6 +200,8 @@ def test_globs_and_an_index_beside_the_dump(tmp_path: Path, monkeypatch: pytest.
         (["a" * 300 + ".txt"], "aaa.txt; give existing ones"),
         (["caf*.jsonl"], r"the name 'caf\udce9.jsonl' is no UTF-8; rename the file"),
         (["*.nothing"], "no file matches"),
+        (["data"], "data is a folder; give its files, such as 'data/*.txt', with"),
+        (["docs"], "docs is a finished folder, which build and dedup read by --documents; set"),
         (["a.csv"], "must end in one of"),
         (["a.jsonl.bz2"], "must end in one of"),
         (["a.txt", "a.txt"], "given twice"),
@@ -216,7 +218,9 @@ def test_wrong_requests(inputs: list[str], said: str, tmp_path: Path, monkeypatc
         (tmp_path / name).write_text("text")
     Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.jsonl")).write_text("text")
     (tmp_path / "link.txt").symlink_to("a.txt")
-    (tmp_path / "data").mkdir()
+    for folder in ("data", "docs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "docs" / "manifest.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError, match=re.escape(said)):
         read(*inputs)

@@ -269,6 +269,14 @@ def test_an_unsupported_family_is_refused(given: Given, model_folder: Path, tmp_
         sweep(given(models={"tiny": other}))
 
 
+def test_a_finished_folder_of_another_kind_is_no_place_for_runs(given: Given, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / manifest.NAME).write_text("{}")
+    with pytest.raises(RequestError, match=r"docs is a finished folder .* must not be mixed with; set another --out"):
+        sweep(given(out=str(tmp_path / "docs")))
+    assert [path.name for path in (tmp_path / "docs").iterdir()] == [manifest.NAME]
+
+
 def test_rows_longer_than_the_model_takes_are_refused(given: Given) -> None:
     with pytest.raises(RequestError, match=r"length = 64: .* at most 32 tokens; lower --length"):
         sweep(given(length=64))
