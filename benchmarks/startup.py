@@ -73,13 +73,16 @@ def measure(request: StartupConfig) -> tuple[dict[str, list[Started]], list[floa
     """The runs by stage, and the seconds of the bare imports. Raises WorkError where a run fails."""
     runs: dict[str, list[Started]] = {"pretrain": [], "finetune": []}
     bare: list[float] = []
-    for _ in range(request.rounds):
+    for round_ in range(1, request.rounds + 1):
         began = time.perf_counter()
         printed([sys.executable, "-c", BARE])
         bare.append(time.perf_counter() - began)
         for stage, found in runs.items():
             with tempfile.TemporaryDirectory() as folder:
                 found.append(start(stage, arguments(request, stage, Path(folder) / "run"), Path(folder) / "told"))
+            # Now: a later run that fails, or is cut off, takes the table along.
+            until = sum(found[-1].until.values())
+            print(f"{stage}, run {round_}: {until:.1f} s to the first step; {_later(found[-1:])}", file=sys.stderr)
     return runs, bare
 
 

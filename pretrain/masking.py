@@ -61,7 +61,7 @@ class Rule:
 class MaskedRows(NamedTuple):
     """ids_RL: what the model reads. labels_RL: the original ids. chosen_RL: True where the model predicts.
 
-    total_labels: positions chosen in all G rows.
+    total_labels: positions chosen in all G rows, 1 at least.
     """
 
     ids_RL: Ids
@@ -101,7 +101,7 @@ def mask_rows(ids_GL: Ids, rule: Rule, generator: np.random.Generator, wanted: I
     corrupted_RL = np.select(
         [~chosen_RL | (actions_RL >= TO_MASK + TO_RANDOM), actions_RL < TO_MASK], [ids_RL, special.mask], random_RL
     )
-    return MaskedRows(corrupted_RL, ids_RL, chosen_RL, int(counts_G.sum()))
+    return MaskedRows(corrupted_RL, ids_RL, chosen_RL, max(1, int(counts_G.sum())))
 
 
 def _counts(ids_GL: Ids, fixed_GL: Flags, rule: Rule) -> Ids:

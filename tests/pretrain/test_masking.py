@@ -62,7 +62,7 @@ def test_every_row_predicts_its_share_and_special_tokens_never(
     wanted = max(1, np.rint(share * (length - padding - 2)))
     expected_G = np.minimum((~special_GL).sum(axis=1), wanted)
     assert (masked.chosen_RL.sum(axis=1) == expected_G).all()
-    assert masked.total_labels == expected_G.sum()
+    assert masked.total_labels == max(1, expected_G.sum())
     assert not (masked.chosen_RL & special_GL).any()
     assert (masked.ids_RL[~masked.chosen_RL] == ids_GL[~masked.chosen_RL]).all()
     assert (masked.labels_RL == ids_GL).all()
@@ -110,6 +110,13 @@ def test_a_word_ends_after_a_sign() -> None:
 
 def pairs(ids_GL: np.ndarray, masked: MaskedRows) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(ids_GL, masked.chosen_RL, strict=True))
+
+
+def test_rows_of_special_tokens_alone_have_a_total_by_which_a_loss_can_be_divided() -> None:
+    ids_GL = np.array([[SPECIAL.cls, SPECIAL.mask, SPECIAL.sep, SPECIAL.pad]], dtype=np.uint16)
+    masked = mask_rows(ids_GL, TOKEN, np.random.default_rng(0))
+    assert not masked.chosen_RL.any()
+    assert masked.total_labels == 1
 
 
 def test_spans_are_runs_of_words_that_cross_no_special_token() -> None:
