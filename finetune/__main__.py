@@ -68,6 +68,8 @@ def _as_ranks(work: Callable[[], None]) -> None:
     with dist.left():
         try:
             work()
+            # The work is done: to end by it now would tell the launcher that something is left.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except Apart as error:
             if dist.rank():  # rank 0's is printed in any case
                 print(f"error: {error}", file=sys.stderr, flush=True)

@@ -138,6 +138,11 @@ def answer(ended: Outcome, finished: bool) -> int:
     if number:
         print("stopped; the same command continues it", flush=True)
         return 128 + number
+    if ended.killed:
+        name = signal.Signals(ended.killed).name
+        why = " (often: out of memory; set fewer processes)" if ended.killed == signal.SIGKILL else ""
+        told = f"error: a process was ended by {name}{why}, its work is not done; the same command continues it"
+        print(told, file=sys.stderr, flush=True)
     return ended.code if ended.code in (1, 2) else 1  # another one tells which signal took a rank
 
 

@@ -21,6 +21,7 @@ class Outcome(NamedTuple):
 
     code: int  # 0, or the first failure's
     signal: int  # number of the signal that asked them to end; 0 without, or where ranks failed in spite of it
+    killed: int = 0  # number of the signal that ended a command of which nobody had asked that; 0 without
 
 
 class Asked:
@@ -77,7 +78,8 @@ def run_together(
             time.sleep(TICK)
     begun = any(session.begun for session in sessions)
     cut_off = any(session.cut_off for session in sessions)
-    return outcome([child.returncode for child in children], asked.signal, cut_off, begun)
+    ended = outcome([child.returncode for child in children], asked.signal, cut_off, begun)
+    return ended._replace(killed=0) if any(session.killed for session in sessions) else ended
 
 
 def outcome(codes: list[int], asked: int, cut_off: bool, begun: bool = True) -> Outcome:
@@ -93,7 +95,8 @@ def outcome(codes: list[int], asked: int, cut_off: bool, begun: bool = True) -> 
         return Outcome(own, 0)
     stops = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     code = next((code if code > 0 else 1 for code in codes if code), int(cut_off))
-    return Outcome(code, asked or next((-code for code in codes if -code in stops), 0))
+    killed = 0 if asked else next((-code for code in codes if code < 0 and -code not in stops), 0)
+    return Outcome(code, asked or next((-code for code in codes if -code in stops), 0), killed)
 
 
 @contextmanager

@@ -26,16 +26,17 @@ class Remote(NamedTuple):
 
 
 class Session:
-    """The processes of one session: ranks, which run `python -m STAGE run`, and those that have started them."""
+    """The processes of one session: ranks, which run `python -m STAGE run` or `tune`, and those that started them."""
 
     def __init__(self, leader: int, stage: str, remote: Remote | None = None) -> None:
         self.leader = leader
-        self._rank = ["-m", stage, "run"]
+        self._ranks_of = [["-m", stage, command] for command in ("run", "tune")]
         self._remote = remote
         self._asked: set[int] = set()
         self._begun = 0  # ranks seen at once
         self._deadline = float("inf")
         self.cut_off = False  # ranks had to be stopped because the command was gone
+        self.killed = False  # by us
 
     @property
     def begun(self) -> bool:
@@ -66,6 +67,7 @@ class Session:
         if self._remote:
             _succeeds(self._remote.kill)
         for member in self._members():
+            self.killed = True
             _send(member, signal.SIGKILL)
 
     def _end_within(self, seconds: float) -> None:
@@ -98,7 +100,7 @@ class Session:
     def _is_rank(self, process: psutil.Process) -> bool:
         with suppress(psutil.Error):
             words = process.cmdline()
-            return any(words[at : at + 3] == self._rank for at in range(len(words)))
+            return any(words[at : at + 3] in self._ranks_of for at in range(len(words)))
         return False
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from asa import hf, manifest
+from asa.adversary import FILE as ADVERSARY_FILE
 from asa.adversary import Adversaries
 from asa.batch import Kind
 from asa.config import flat, to_dict
@@ -207,10 +208,12 @@ class AdversarialTrainer(TypedTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
-        if self.adversary is not None:  # one process, which saves
-            folder = output_dir or self.args.output_dir
-            assert folder is not None
+        folder = output_dir or self.args.output_dir  # one process, which saves
+        assert folder is not None
+        if self.adversary is not None:
             self.adversary.save_pretrained(Path(folder))
+        else:  # another method's, saved here before, is not this model's
+            (Path(folder) / ADVERSARY_FILE).unlink(missing_ok=True)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,15 @@ def test_an_error_that_a_rank_does_not_share_is_told_by_that_rank(
     with pytest.raises(Apart):
         _as_ranks(lost)
     assert capsys.readouterr().err == "error: its device is gone\n"
+
+
+def test_a_stop_after_the_last_run_leaves_nothing_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.delenv("RANK", raising=False)
+    before: list[Any] = []
+    _as_ranks(lambda: before.append(signal.getsignal(signal.SIGTERM)))
+    assert callable(before[0])
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
 
 def test_a_failed_run_holds_no_memory_while_others_are_made(given: Given, tmp_path: Path) -> None:

@@ -148,6 +148,11 @@ def test_a_saved_folder_is_an_ordinary_model_with_its_adversary_beside(tmp_path:
     adversary.load_pretrained(tmp_path / "saved")
     assert_close(weights(adversary), weights(trainer.adversary), atol=0)
     assert not any("adversary" in name for name in load_file(tmp_path / "saved" / "model.safetensors"))
+    plain = AdversarialTrainer(
+        tiny_bert("classification"), arguments(tmp_path), train_dataset=rows("classification", 8), method="vanilla"
+    )
+    plain.save_model(str(tmp_path / "saved"))
+    assert not (tmp_path / "saved" / FILE).exists(), "another model's"
 
 
 @pytest.mark.parametrize("names", ["new", "old"])

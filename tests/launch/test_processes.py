@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 from uuid import uuid4
 
 import psutil
@@ -19,6 +20,7 @@ import pytest
 
 from launch.__main__ import answer
 from launch.processes import Asked, Outcome, outcome
+from launch.session import Session
 
 RANK = """
 import os, signal, sys, time
@@ -223,7 +225,7 @@ def test_a_signal_to_the_runner_lets_the_ranks_save(plant: Plant) -> None:
 def test_ranks_whose_parents_are_killed_save_and_the_run_has_failed(whom: str, plant: Plant) -> None:
     tree = plant()
     next(process for process in tree.running(whom) if process.cmdline()[1].endswith(whom)).kill()
-    assert tree.outcome() == Outcome(1, 0)
+    assert tree.outcome()[:2] == (1, 0)
     assert (tree.saved(), tree.running()) == (2, [])
 
 
@@ -267,10 +269,33 @@ def test_a_rank_that_was_killed_is_failed_work(code: int, told: int) -> None:
     assert answer(Outcome(code, 0), finished=False) == told
 
 
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (
+            signal.SIGKILL,
+            "ended by SIGKILL (often: out of memory; set fewer processes), its work is not done; the same",
+        ),
+        (signal.SIGSEGV, "ended by SIGSEGV, its work is not done; the same command continues it"),
+    ],
+)
+def test_a_worker_that_was_killed_is_told(number: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(outcome([0, -number], 0, cut_off=False), finished=True) == 1
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "rank"), [("run", True), ("tune", True), ("report", False)])
+def test_ranks_are_what_trains(command: str, rank: bool) -> None:
+    session = Session(os.getpid(), "finetune")
+    process = SimpleNamespace(cmdline=lambda: ["python", "-u", "-m", "finetune", command, "--out", "x"])
+    assert session._is_rank(cast(Any, process)) == rank
+
+
 def test_exit_codes_are_summed_up() -> None:
     assert outcome([0, 0], 0, cut_off=False) == Outcome(0, 0)
     assert outcome([0, 2, 1], 0, cut_off=False) == Outcome(2, 0)
-    assert outcome([-9, 0], 0, cut_off=False) == Outcome(1, 0)
+    assert outcome([-9, 0], 0, cut_off=False) == Outcome(1, 0, signal.SIGKILL)
+    assert outcome([0, -9], signal.SIGTERM, cut_off=False) == Outcome(1, signal.SIGTERM), "a second one ended all"
     assert outcome([0, -15], 0, cut_off=False) == Outcome(1, signal.SIGTERM)
     assert outcome([0], 0, cut_off=True) == Outcome(1, 0)
     # A save that fails is no orderly stop; ranks that end by the signal, 256 - 15 as DeepSpeed has it, are.
