@@ -64,7 +64,8 @@ class Batch:
         """Raises RequestError for totals below 1, by which losses are divided, and for positions that are no indices, a
         mask of tokens say, or not as many as labels."""
         for name in ("total_rows", "total_labels"):
-            if not (total := getattr(self, name)) >= 1:
+            total = getattr(self, name)
+            if isinstance(total, int | float) and not total >= 1:  # of a tensor a look would wait for its device
                 known = "numbers from 1, what the whole optimizer step has"
                 raise RequestError(f"{name} = {total}: allowed: {known}; give 1 where nothing of it is labelled")
         found, labels = self.positions, self.labels

@@ -76,8 +76,9 @@ def read(folder: Path, kind: str, flag: str) -> dict[str, Any]:
 
 
 def check_free(folder: Path, flag: str) -> None:
-    """Raises RequestError where a finished folder stands, with which a run would be mixed."""
-    if (folder / NAME).is_file():
+    """Raises RequestError where a finished folder stands, or the two of a build, with which a run would be mixed."""
+    places = (folder, folder / "shards", folder / "task")
+    if any(os.path.isfile(place / NAME) for place in places):  # Path's own raises for too long a name
         raise RequestError(
             f"{folder} is a finished folder of data or a model, with a {NAME}, which a run must not be mixed with;"
             f" set another {flag}"

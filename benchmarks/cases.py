@@ -1,6 +1,7 @@
 """What `step-time` and `memory` take: steps x attention x precision, for every length and batch size."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, cast
 
@@ -11,7 +12,7 @@ from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig, PreTrain
 from asa.batch import Batch
 from asa.config import config
 from asa.engine import Precision
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 from asa.families import family
 from asa.methods.limits import check_precision
 from asa.zero_settings import working_stage
@@ -169,11 +170,13 @@ def refused(request: CasesConfig, rows: int, length: int, device: torch.device) 
     """A line for each case of a table by the kernels that does without some, since they fail their trial here."""
     found: list[str] = []
     for label, case in cases(request).items():
-        if case.attention == "fused":
-            _, out = _large(request, case, shape_of(request, case.attention, length), rows * length, device)
-            found += (
-                [f"{label}: {' and '.join(sorted(out))} by torch, since our kernels fail their trial"] if out else []
-            )
+        if case.attention != "fused":
+            continue
+        shape = shape_of(request, case.attention, length)
+        with suppress(WorkError, RuntimeError):  # of a trial that cannot be made, which the case is told of
+            _, out = _large(request, case, shape, rows * length, device)
+            if out:
+                found.append(f"{label}: {' and '.join(sorted(out))} by torch, since our kernels fail their trial")
     return found
 
 

@@ -52,7 +52,7 @@ from benchmarks.steps import (
     twin_model,
 )
 from benchmarks.tables import asked, save
-from benchmarks.updates import TRIALS, free, settle
+from benchmarks.updates import TRIALS, free, made, settle
 from pretrain.figures import peak
 
 LEAST_ROUNDS = 5  # of which it is told how far a ratio strays
@@ -120,10 +120,13 @@ def _turns(
     missed: Missed = {}
     steps: dict[str, Step] = {}
     for label, case in found.items():
+        before = made()
         with kept(missed, label):
-            step = build(request, case, rows, length, device)
-            settle(step, cycle(case.name))
-            steps[label] = step
+            steps[label] = build(request, case, rows, length, device)
+            settle(steps[label], cycle(case.name))
+        if label in missed:
+            steps.pop(label, None)
+            free(before)
     seconds: dict[str, list[float]] = {label: [] for label in steps}
     for round_ in tqdm(range(request.warmup + request.repeats), f"length {length}", leave=False, disable=None):
         for label in [label for label in steps if label not in missed]:
@@ -131,6 +134,9 @@ def _turns(
                 taken = _time(steps[label], cycle(found[label].name), device, CLOCKS[request.clock])
                 if round_ >= request.warmup:
                     seconds[label].append(taken)
+            if label in missed:
+                del steps[label]
+                free(made())
     seconds = {label: taken for label, taken in seconds.items() if label not in missed}
     check_some(seconds, missed)
     return seconds, missed

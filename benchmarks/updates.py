@@ -87,9 +87,14 @@ def engine_of(module: TaskModel, device: torch.device, precision: Precision, zer
     return engine
 
 
-def free() -> None:
-    """Give back the memory of all steps made so far that nobody holds: none is to be called again."""
-    while _made:
+def made() -> int:
+    """How many steps there are that `free` would close."""
+    return len(_made)
+
+
+def free(since: int = 0) -> None:
+    """Give back the memory of all steps that nobody holds, but for the first `since`: none is to be called again."""
+    while len(_made) > since:
         _made.pop().close()
     gc.collect()
     if torch.cuda.is_available():

@@ -75,7 +75,8 @@ def _check(source: str, flag: str) -> None:
         return
     if os.path.isdir(source):
         if os.path.isfile(os.path.join(source, manifest.NAME)):
-            raise RequestError(f"{source} is a finished folder, which build and dedup read by --documents; set {flag}")
+            readers = "build and tokenizer read documents by --documents, dedup as its arguments"
+            raise RequestError(f"{source} is a finished folder: {readers}; set {flag}")
         some = os.path.join(source, "*.txt")
         raise RequestError(f"{source} is a folder; give its files, such as '{some}', with {flag}")
     if not os.path.isfile(source):  # Path's own raises for too long a name

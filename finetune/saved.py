@@ -16,7 +16,7 @@ from asa.tokenizer import load_tokenizer
 from finetune.config import FinetuneConfig
 from finetune.evaluation_config import TaskRequest
 from finetune.lineage import check_unseen, run_of, stages
-from finetune.model import HEADS
+from finetune.model import HEADS, kernels_as_asked
 from finetune.predictions import FOLDER
 from finetune.tasks.batches import Encoded, encode
 from finetune.tasks.load import load
@@ -154,6 +154,7 @@ def length_of(saved: Saved, length: int | None, flag: str) -> int:
 
 
 def device() -> torch.device:
+    kernels_as_asked()
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -140,8 +140,8 @@ def answer(ended: Outcome, finished: bool) -> int:
         return 128 + number
     if ended.killed:
         name = signal.Signals(ended.killed).name
-        why = " (often: out of memory; set fewer processes)" if ended.killed == signal.SIGKILL else ""
-        told = f"error: a process was ended by {name}{why}, its work is not done; the same command continues it"
+        why = " (often: out of memory, of which fewer processes take less)" if ended.killed == signal.SIGKILL else ""
+        told = f"error: a process was ended by {name}{why}; the same command makes what is left, if anything is"
         print(told, file=sys.stderr, flush=True)
     return ended.code if ended.code in (1, 2) else 1  # another one tells which signal took a rank
 

@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from types import FrameType
 from typing import IO, NamedTuple
 
@@ -78,15 +79,15 @@ def run_together(
             time.sleep(TICK)
     begun = any(session.begun for session in sessions)
     cut_off = any(session.cut_off for session in sessions)
-    ended = outcome([child.returncode for child in children], asked.signal, cut_off, begun)
-    return ended._replace(killed=0) if any(session.killed for session in sessions) else ended
+    ours = [session.killed for session in sessions]
+    return outcome([child.returncode for child in children], asked.signal, cut_off, begun, ours)
 
 
-def outcome(codes: list[int], asked: int, cut_off: bool, begun: bool = True) -> Outcome:
+def outcome(codes: list[int], asked: int, cut_off: bool, begun: bool = True, ours: Sequence[bool] = ()) -> Outcome:
     """Sum the commands' exit codes up; a negative one is a signal's number.
 
     Args: asked, the signal that this process got; cut_off, whether a command was gone before its ranks; begun,
-        whether there were ranks.
+        whether there were ranks; ours, which of the commands we have killed ourselves, none without.
     """
     # A rank's own code, say of a save that failed. One that a signal ends before it can save has 128 + signal or, by
     # DeepSpeed, 256 - signal; and before there are ranks the deepspeed program may answer a signal by 1.
@@ -95,7 +96,8 @@ def outcome(codes: list[int], asked: int, cut_off: bool, begun: bool = True) -> 
         return Outcome(own, 0)
     stops = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     code = next((code if code > 0 else 1 for code in codes if code), int(cut_off))
-    killed = 0 if asked else next((-code for code in codes if code < 0 and -code not in stops), 0)
+    theirs = [0 if mine else code for code, mine in zip_longest(codes, ours, fillvalue=False)]
+    killed = 0 if asked else next((-code for code in theirs if code < 0 and -code not in stops), 0)
     return Outcome(code, asked or next((-code for code in codes if -code in stops), 0), killed)
 
 

@@ -36,7 +36,7 @@ class Session:
         self._begun = 0  # ranks seen at once
         self._deadline = float("inf")
         self.cut_off = False  # ranks had to be stopped because the command was gone
-        self.killed = False  # by us
+        self.killed = False  # the command, by us
 
     @property
     def begun(self) -> bool:
@@ -67,7 +67,7 @@ class Session:
         if self._remote:
             _succeeds(self._remote.kill)
         for member in self._members():
-            self.killed = True
+            self.killed |= member.pid == self.leader
             _send(member, signal.SIGKILL)
 
     def _end_within(self, seconds: float) -> None:

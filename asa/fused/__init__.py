@@ -25,7 +25,7 @@ from asa.fused.beside import Beside
 # B rows, C classes, D width, H heads, K width of one head, L length, N distributions
 
 DEVICES = {"cuda"}  # empty: never fused; tests add "cpu", where Triton's interpreter runs the kernels
-OFF = "leave the kernels out by ASA_FUSED=0 in the environment of our commands, by asa.fused.DEVICES.clear() in yours"
+OFF = "leave the kernels out by ASA_FUSED=0 in the environment of our runs, by asa.fused.DEVICES.clear() in yours"
 DTYPES = {torch.float16, torch.bfloat16, torch.float32}
 FULL = ("out of memory", "ALLOC_FAILED")  # what torch, Triton and cuBLAS say of a GPU's memory
 LOST = (

@@ -207,13 +207,13 @@ class AdversarialTrainer(TypedTrainer):
         super().log(logs, start_time)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)
         folder = output_dir or self.args.output_dir  # one process, which saves
         assert folder is not None
+        # Another model's, saved here before, and first: a kill leaves none beside a model that is not its own.
+        (Path(folder) / ADVERSARY_FILE).unlink(missing_ok=True)
+        super()._save(output_dir, state_dict)
         if self.adversary is not None:
             self.adversary.save_pretrained(Path(folder))
-        else:  # another method's, saved here before, is not this model's
-            (Path(folder) / ADVERSARY_FILE).unlink(missing_ok=True)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

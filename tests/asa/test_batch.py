@@ -66,3 +66,8 @@ def test_a_method_refuses_it_before_any_gradient(name: str, kind: Any) -> None:
 def test_totals_by_which_losses_are_divided_are_one_at_least(name: str, total: float) -> None:
     with pytest.raises(RequestError, match=rf"^{name} = {total}: allowed: numbers from 1, .*; give 1 where nothing"):
         replace(tiny_batch("classification"), **{name: total})
+
+
+def test_a_total_that_is_a_tensor_is_not_waited_for() -> None:
+    total: Any = torch.tensor(0)
+    assert replace(tiny_batch("classification"), total_labels=total).total_labels is total

@@ -1,13 +1,14 @@
 """What is timed of our kernels and of torch is the same; where there is no GPU nothing is."""
 
 import os
+from typing import Any
 
 import pytest
 import torch
 
 from asa import fused
 from asa.errors import RequestError, WorkError
-from benchmarks.kernel_time import KernelTimeConfig, heading, kernel_time, pairs, report, step, takes
+from benchmarks.kernel_time import KernelTimeConfig, Pair, heading, kernel_time, measure, pairs, report, step, takes
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -76,3 +77,18 @@ def test_what_is_taken_goes_by_the_trials(monkeypatch: pytest.MonkeyPatch) -> No
     for part, asks in zip(PARTS, ("norms_", "gelu_", "", "losses_"), strict=True):
         monkeypatch.setattr(fused, f"{asks}supported", lambda *args, right=part != "losses": right)
     assert takes(SMALL, 2, CPU) == dict.fromkeys(PARTS, True) | {"losses": False}
+
+
+def test_what_is_timed_takes_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, order = iter(range(100)), []
+
+    def timed(run: Any, rep: int, return_mode: str) -> float:
+        order.append(run)
+        return float(next(times))
+
+    monkeypatch.setattr("triton.testing.do_bench_cudagraph", timed)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    operand = torch.ones(2, requires_grad=True)
+    found = measure(SMALL, Pair("norms", "square", torch.square, torch.square, [operand]))
+    assert order[:4] * 3 == order
+    assert found == [4.0, 5.0, 6.0, 7.0]

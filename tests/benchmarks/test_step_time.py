@@ -221,6 +221,21 @@ def test_a_case_that_fails_is_told_and_costs_the_others_nothing(
     assert lines[-2] == f"stock: not measured ({told})"
 
 
+def test_a_case_whose_memory_cannot_be_measured_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def peak(work: Any, request: Any, case: Case, *rest: Any, first: Any) -> Peak:
+        if case.name == STOCK:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Peak(3_000_000, 1_000_000)
+
+    monkeypatch.setattr("benchmarks.memory.peak_bytes", peak)
+    with pytest.raises(WorkError, match=r"^not measured: stock of 8 tokens \(CUDA out of memory\)$"):
+        memory(["--methods", "stock,vanilla", "--lengths=8", "--batch=2", "--results", "null"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:] if line] == ["step", "vanilla", "stock:"]
+
+
 def test_a_table_of_which_no_case_works_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.step_time.build", lambda *args: Short(0, RequestError("not of this kind")))
     with pytest.raises(RequestError, match=r"^not of this kind$"):

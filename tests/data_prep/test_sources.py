@@ -201,7 +201,7 @@ def test_globs_and_an_index_beside_the_dump(tmp_path: Path, monkeypatch: pytest.
         (["caf*.jsonl"], r"the name 'caf\udce9.jsonl' is no UTF-8; rename the file"),
         (["*.nothing"], "no file matches"),
         (["data"], "data is a folder; give its files, such as 'data/*.txt', with"),
-        (["docs"], "docs is a finished folder, which build and dedup read by --documents; set"),
+        (["docs"], "docs is a finished folder: build and tokenizer read documents by --documents, dedup as its"),
         (["a.csv"], "must end in one of"),
         (["a.jsonl.bz2"], "must end in one of"),
         (["a.txt", "a.txt"], "given twice"),

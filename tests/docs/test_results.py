@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asa import record
 from finetune.config import ReportConfig
 from finetune.report import compare
 from finetune.report.collect import collect
@@ -107,3 +108,19 @@ def test_every_score_of_the_transfers_on_the_page_is_what_the_report_makes_of_th
         rows = [line for line in lines if line.startswith("| ")]
         assert len(rows) == 5  # the heads and four methods
         assert not [row for row in rows if row not in page]
+
+
+def test_what_the_page_says_of_runs_that_learn_nothing_follows_from_the_records(tmp_path: Path) -> None:
+    shutil.unpack_archive(DOCS / "results" / "cola.tar.xz", tmp_path)
+    alike = dict.fromkeys(("vanilla", "asa", "r_drop", "freelb"), 0)  # runs with one class after the first epoch
+    for path in tmp_path.glob(f"cola/three/*/{record.NAME}"):
+        events = record.read(path)
+        method = events[0]["method"]
+        dev = [event["matthews"] for event in events if event["event"] == "eval"]
+        assert len(dev) == 3
+        assert set(dev) == {0} if method == "freelb" else all(dev[1:])
+        alike[method] += dev[0] == 0
+        late = [event for event in events if event["event"] == "train" and event["step"] > 400]
+        assert bool(late) == (method == "freelb")
+        assert all(abs(event["attacked"] - event["task"]) <= 0.0004 for event in late)
+    assert alike == {"vanilla": 4, "asa": 7, "r_drop": 7, "freelb": 8}

@@ -19,7 +19,7 @@ from asa.errors import RequestError, WorkError
 from asa.hf import weights_sha256
 from asa.methods import METHODS, At
 from asa.methods.vanilla import Vanilla
-from finetune import loop
+from finetune import loop, saved
 from finetune.loop import steps_of
 from finetune.meter import Meter
 from finetune.model import build, engine_of
@@ -111,6 +111,9 @@ def test_the_environment_leaves_the_kernels_out(
     monkeypatch.setattr(fused, "DEVICES", {"cuda"})
     monkeypatch.setenv("ASA_FUSED", setting)
     engine_of(make(), tiny_module(), 1)
+    assert devices == fused.DEVICES
+    monkeypatch.setattr(fused, "DEVICES", {"cuda"})
+    saved.device()
     assert devices == fused.DEVICES
 
 

@@ -274,9 +274,9 @@ def test_a_rank_that_was_killed_is_failed_work(code: int, told: int) -> None:
     [
         (
             signal.SIGKILL,
-            "ended by SIGKILL (often: out of memory; set fewer processes), its work is not done; the same",
+            "ended by SIGKILL (often: out of memory, of which fewer processes take less); the same command",
         ),
-        (signal.SIGSEGV, "ended by SIGSEGV, its work is not done; the same command continues it"),
+        (signal.SIGSEGV, "ended by SIGSEGV; the same command makes what is left"),
     ],
 )
 def test_a_worker_that_was_killed_is_told(number: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,6 +296,8 @@ def test_exit_codes_are_summed_up() -> None:
     assert outcome([0, 2, 1], 0, cut_off=False) == Outcome(2, 0)
     assert outcome([-9, 0], 0, cut_off=False) == Outcome(1, 0, signal.SIGKILL)
     assert outcome([0, -9], signal.SIGTERM, cut_off=False) == Outcome(1, signal.SIGTERM), "a second one ended all"
+    assert outcome([-9, -9], 0, cut_off=False, ours=[True, False]) == Outcome(1, 0, signal.SIGKILL)
+    assert outcome([1, -9], 0, cut_off=False, ours=[False, True]) == Outcome(1, 0)
     assert outcome([0, -15], 0, cut_off=False) == Outcome(1, signal.SIGTERM)
     assert outcome([0], 0, cut_off=True) == Outcome(1, 0)
     # A save that fails is no orderly stop; ranks that end by the signal, 256 - 15 as DeepSpeed has it, are.

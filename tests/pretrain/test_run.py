@@ -364,6 +364,8 @@ def test_a_run_is_not_mixed_with_what_it_reads(request_: PretrainConfig, tmp_pat
     both = replace(request_, rtd=replace(request_.rtd, generator=tmp_path / "g"), out=tmp_path / "g")
     with pytest.raises(RequestError, match=r"is the folder of rtd\.generator"):
         check(replace(both, objective="rtd"), 1, cuda=False)
+    with pytest.raises(RequestError, match="must not be mixed with; set another --out"):
+        check(replace(request_, out=request_.data.parent), 1, cuda=False)
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / manifest.NAME).write_text("{}")
     with pytest.raises(RequestError, match=r"export is a finished folder .* must not be mixed with; set another --out"):
