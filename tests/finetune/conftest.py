@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from asa import manifest, record
 from asa.config import from_dict
+from asa.methods import METHODS, OURS
 from finetune.config import FinetuneConfig
 from finetune.metrics import USUAL
 from finetune.tasks.task import Kind, Split, Task
@@ -28,6 +29,14 @@ def signal_as_it_was() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(autouse=True)
+def no_other_methods() -> Iterator[None]:
+    """A method of a test's own stays in the registry, where other tests of all methods would meet it."""
+    yield
+    for name in METHODS.keys() - OURS:
+        del METHODS[name]
 
 
 @pytest.fixture(scope="session")
