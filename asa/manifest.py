@@ -80,7 +80,7 @@ def check_free(folder: Path, flag: str) -> None:
     places = (folder, folder / "shards", folder / "task")
     if any(os.path.isfile(place / NAME) for place in places):  # Path's own raises for too long a name
         raise RequestError(
-            f"{folder} is a finished folder of data or a model, with a {NAME}, which a run must not be mixed with;"
+            f"{folder} is a finished folder of data or a model, or holds one, which a run must not be mixed with;"
             f" set another {flag}"
         )
 

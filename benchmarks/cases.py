@@ -14,6 +14,7 @@ from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError, WorkError
 from asa.families import family
+from asa.fused import told
 from asa.methods.limits import check_precision
 from asa.zero_settings import working_stage
 from benchmarks.fused import (
@@ -133,7 +134,7 @@ def _check_compiler(device: torch.device) -> None:
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(4, device=device))
     except Exception as error:  # whatever a missing or broken compiler makes torch raise
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        reason = told(error)[:200]
         raise RequestError(
             f"torch.compile does not work here ({reason}); install a C++ compiler, or leave compiled out of --attention"
         ) from None

@@ -86,7 +86,7 @@ def exported_adversary(run: Run, config: FinetuneConfig) -> bool:
 def engine_of(config: FinetuneConfig, module: TaskModel, updates: int) -> Engine:
     """What trains the module. Args: updates of the whole run."""
     device = device_of(config)
-    kernels_as_asked()
+    fused.leave_out(os.environ)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed's own way to know it
@@ -97,12 +97,6 @@ def engine_of(config: FinetuneConfig, module: TaskModel, updates: int) -> Engine
     if not dist.active():
         dist.init(device.type == "cuda", launched=False)
     return DeepSpeedEngine(module, config.optim, updates, device, config.zero, config.precision, micro(config))
-
-
-def kernels_as_asked() -> None:
-    """Leave our kernels out where the environment says so."""
-    if os.environ.get("ASA_FUSED") == "0":
-        fused.DEVICES.clear()
 
 
 def micro(config: FinetuneConfig) -> int:

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from asa import hf, manifest, record
+from asa import fused, hf, manifest, record
 from asa.errors import RequestError, WorkError
 from asa.model import TaskModel
 from asa.tokenizer import load_tokenizer
 from finetune.config import FinetuneConfig
 from finetune.evaluation_config import TaskRequest
 from finetune.lineage import check_unseen, run_of, stages
-from finetune.model import HEADS, kernels_as_asked
+from finetune.model import HEADS
 from finetune.predictions import FOLDER
 from finetune.tasks.batches import Encoded, encode
 from finetune.tasks.load import load
@@ -154,7 +154,7 @@ def length_of(saved: Saved, length: int | None, flag: str) -> int:
 
 
 def device() -> torch.device:
-    kernels_as_asked()
+    fused.leave_out(os.environ)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

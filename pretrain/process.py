@@ -37,8 +37,7 @@ def run(argv: list[str]) -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    if os.environ.get("ASA_FUSED") == "0":
-        fused.DEVICES.clear()
+    fused.leave_out(os.environ)
     if request.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS refuses, and it is read once
         deterministic()

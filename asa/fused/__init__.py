@@ -8,7 +8,7 @@ at once on a CPU), where `losses_supported` does, asa.losses and asa.compared, w
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
@@ -54,6 +54,13 @@ WIDEST_ROW = 2048  # numbers of which a norm is taken at once
 # for our kernels. A guess by LAB.md, 2026-11-27: an H200 waits in BERT-base's step of 64 rows of 256, which are 1.3e7,
 # and works longer at 128.
 FEWEST_NUMBERS = 2**24
+
+
+def leave_out(environment: Mapping[str, str]) -> None:
+    """Leave the kernels out, in this process, where ASA_FUSED=0 stands in a command's environment, which is the
+    command's to read and not the library's."""
+    if environment.get("ASA_FUSED") == "0":
+        DEVICES.clear()
 
 
 def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape: Sequence[int]) -> bool:

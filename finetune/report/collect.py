@@ -16,7 +16,7 @@ from asa.config import flat
 from asa.errors import RequestError
 from asa.lines import check
 from asa.methods import MethodsConfig, groups_read
-from finetune.facts import SCHEDULE
+from finetune.facts import READER, SCHEDULE
 
 STAGES = ("finetune", "score", "ensemble", "robustness", "pretrain")
 COMPARED = ("finetune", "score")  # stages whose runs stand for a model, a method and a seed on a task
@@ -231,7 +231,7 @@ def _told_readers(runs: list[Run]) -> list[Run]:
 
 def reader(run: Run) -> str:
     """Hash of those settings; empty where its record does not say."""
-    return str(run.facts.get("inputs", {}).get("reader_sha256") or "")
+    return str(run.facts.get("inputs", {}).get(READER) or "")
 
 
 def _told_classes(runs: list[Run]) -> list[Run]:
