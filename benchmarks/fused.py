@@ -1,6 +1,6 @@
 """Steps with the kernels of asa/fused and without them: they are chosen by themselves wherever they can run."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -121,8 +121,16 @@ def with_kernels(train: Train, device: torch.device, steps: int, due: Mapping[st
     return run
 
 
-def attention(names: Sequence[str], shape: PreTrainedConfig, rows: int, length: int, precision: Precision) -> str:
-    """The attention of steps that are left to themselves, in a table's words. Args: shape with sdpa."""
+def attention(
+    names: Sequence[str],
+    shape: PreTrainedConfig,
+    rows: int,
+    length: int,
+    precision: Precision,
+    stages: Collection[int | None] = (None,),
+) -> str:
+    """The attention of steps that are left to themselves, in a table's words. Args: shape with sdpa; stages of ZeRO
+    that the table has."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     heads, dtype = shape.num_attention_heads, HALVES.get(precision, torch.float32)
     taken = fused.supported(OPTIONS.asa, device, dtype, (rows, heads, length, shape.hidden_size // heads))
@@ -130,9 +138,10 @@ def attention(names: Sequence[str], shape: PreTrainedConfig, rows: int, length: 
     some = torch.empty(0, shape.hidden_size, dtype=dtype, device=device)
     if any(map(fusible, names)) and fused.losses_supported(some):
         mine.append("our losses")
-    due = set().union(*(large_due(name, shape, rows * length, zero=None) for name in names))
+    due = set().union(*(large_due(name, shape, rows * length, zero) for name in names for zero in stages))
     if large := large_taken(due, shape, dtype, device):
         mine.append(f"our {' and '.join(sorted(large, reverse=True))} of the largest tensors")
+        mine[-1] += " but for ZeRO 3's" * (3 in stages)
     return "sdpa" + f" (fused: {', '.join(mine)})" * bool(mine)
 
 

@@ -51,10 +51,8 @@ class KernelTimeConfig(Recorded):
 
 
 class Pair(NamedTuple):
-    """The same by our kernels and by torch, as functions of operands that learn, each of which gives one tensor. part:
-    whose kernels ours are."""
+    """The same by our kernels and by torch, as functions of operands that learn, each of which gives one tensor."""
 
-    part: str
     what: str
     ours: Callable[..., Tensor]
     torchs: Callable[..., Tensor]
@@ -80,16 +78,28 @@ def kernel_time(argv: list[str]) -> None:
         told(heading(request, rows))
         taken = takes(request, rows, torch.device("cuda"))
         missing += [f"{part} at {rows} rows" for part in taken if not taken[part]]
-        for pair in pairs(request, rows, torch.device("cuda")):
-            with kept(missed, f"{pair.part} at {rows} rows"):
-                told(report(pair.what, measure(request, pair) if taken[pair.part] else None))
-    for line in notes(missed):
-        told(line)
+        for part, make in PAIRS.items():
+            with kept(missed, f"{part} at {rows} rows"):
+                told(line(request, rows, torch.device("cuda"), make, taken[part]))
+    for note in notes(missed):
+        told(note)
     if missing:
         raise WorkError(
             f"not timed: the kernels of {', '.join(missing)}; set --rows, --length, --width, --heads or --precision"
         )
     check_all(missed)
+
+
+def line(
+    request: KernelTimeConfig,
+    rows: int,
+    device: torch.device,
+    make: Callable[[KernelTimeConfig, int, torch.device], Pair],
+    taken: bool,
+) -> str:
+    """A pair's. Its operands end with this: the next one's need the memory."""
+    pair = make(request, rows, device)
+    return report(pair.what, measure(request, pair) if taken else None)
 
 
 def takes(request: KernelTimeConfig, rows: int, device: torch.device) -> dict[str, bool]:
@@ -104,12 +114,6 @@ def takes(request: KernelTimeConfig, rows: int, device: torch.device) -> dict[st
     }
 
 
-def pairs(request: KernelTimeConfig, rows: int, device: torch.device) -> list[Pair]:
-    """A block's dense layer with its norm, and that with its activation; attention under a map and torch's without one;
-    cross entropies."""
-    return [make(request, rows, device) for make in (_norm, _gelu, _attention, _losses)]
-
-
 def _norm(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
     width, p, eps = request.width, request.dropout, 1e-12
     states = (rows, request.length, width)
@@ -121,7 +125,7 @@ def _norm(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
     def torchs(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
         return F.layer_norm(F.dropout(F.linear(x, weight, bias), p) + residual, (width,), gain, shift, eps)
 
-    return Pair("norms", "dense layer, dropout, residual, norm", ours, torchs, operands)
+    return Pair("dense layer, dropout, residual, norm", ours, torchs, operands)
 
 
 def _gelu(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
@@ -134,7 +138,7 @@ def _gelu(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
     def torchs(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.gelu(F.linear(x, weight, bias))
 
-    return Pair("activations", "dense layer, GELU", ours, torchs, operands)
+    return Pair("dense layer, GELU", ours, torchs, operands)
 
 
 def _attention(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
@@ -154,7 +158,7 @@ def _attention(request: KernelTimeConfig, rows: int, device: torch.device) -> Pa
     def torchs(*given: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(*split(*given[:3]), dropout_p=p, scale=scale)
 
-    return Pair("attention", "attention under a map; torch's without", ours, torchs, operands)
+    return Pair("attention under a map; torch's without", ours, torchs, operands)
 
 
 def _losses(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
@@ -167,7 +171,17 @@ def _losses(request: KernelTimeConfig, rows: int, device: torch.device) -> Pair:
     def torchs(logits_NC: Tensor) -> Tensor:
         return F.cross_entropy(logits_NC.float(), labels_N, reduction="none")
 
-    return Pair("losses", "cross entropies", ours, torchs, _drawn(request, device, (count, CLASSES)))
+    return Pair("cross entropies", ours, torchs, _drawn(request, device, (count, CLASSES)))
+
+
+# By the part whose kernels ours are: a block's dense layer with its norm, and that with its activation; attention under
+# a map and torch's without one; cross entropies.
+PAIRS: dict[str, Callable[[KernelTimeConfig, int, torch.device], Pair]] = {
+    "norms": _norm,
+    "activations": _gelu,
+    "attention": _attention,
+    "losses": _losses,
+}
 
 
 def _drawn(request: KernelTimeConfig, device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:

@@ -189,7 +189,8 @@ def report(request: ScalingConfig, found: Found) -> str:
     gpu = torch.cuda.is_available()
     where = torch.cuda.get_device_name() if gpu else f"CPU, {os.cpu_count()} cores, a thread a process"
     shape = bert_config(request.layers, request.width, "sdpa")
-    ways = attention([request.method], shape, request.rows, request.length, request.precision)
+    stages = list(engines(request).values())
+    ways = attention([request.method], shape, request.rows, request.length, request.precision, stages)
     lines = [
         f"BERT {request.layers} x {request.width}, mlm, {request.method}, {request.rows} rows of {request.length} a"
         f" process, {ways}, {request.precision}, {where}; medians of {request.repeats} steps after {request.warmup},"

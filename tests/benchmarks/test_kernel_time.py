@@ -8,19 +8,19 @@ import torch
 
 from asa import fused
 from asa.errors import RequestError, WorkError
-from benchmarks.kernel_time import KernelTimeConfig, Pair, heading, kernel_time, measure, pairs, report, step, takes
+from benchmarks.kernel_time import PAIRS, KernelTimeConfig, Pair, heading, kernel_time, measure, report, step, takes
 
 pytest.importorskip("triton", reason="no Triton here")
 
 CPU = torch.device("cpu")
-PARTS = ("norms", "activations", "attention", "losses")
+PARTS = tuple(PAIRS)
 SMALL = KernelTimeConfig(rows=(2,), length=16, width=32, heads=2, precision="fp32", dropout=0.0)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels run on a GPU here")
 def test_both_ways_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.kernel_time.CLASSES", 50)
-    norm, gelu, attention, losses = pairs(SMALL, 2, CPU)
+    norm, gelu, attention, losses = (make(SMALL, 2, CPU) for make in PAIRS.values())
     for pair in (norm, gelu, losses):
         found = [function(*pair.operands) for function in (pair.ours, pair.torchs)]
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
@@ -59,11 +59,17 @@ def test_what_cannot_be_timed_is_refused(flags: tuple[str, ...], told: str) -> N
         kernel_time([*flags, "--results", "null"])
 
 
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is asked for, and what is drawn is drawn here."""
+    monkeypatch.setattr("benchmarks.kernel_time.check_gpu", lambda: None)
+    for part, make in PAIRS.items():
+        monkeypatch.setitem(PAIRS, part, lambda request, rows, _, make=make: make(request, rows, CPU))
+
+
 def test_kernels_that_the_trial_refuses_are_not_timed_and_the_others_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.kernel_time.check_gpu", lambda: None)
-    monkeypatch.setattr("benchmarks.kernel_time.pairs", lambda request, rows, device: pairs(request, rows, CPU))
+    on_cpu(monkeypatch)
     monkeypatch.setattr("benchmarks.kernel_time.takes", lambda *args: dict.fromkeys(PARTS, True) | {"norms": False})
     monkeypatch.setattr("benchmarks.kernel_time.measure", lambda *args: [1.0, 2.0, 3.0, 4.0])
     flags = "--rows", "2", "--length", "16", "--width", "32", "--heads", "2", "--precision", "fp32"
@@ -71,6 +77,24 @@ def test_kernels_that_the_trial_refuses_are_not_timed_and_the_others_are(
         kernel_time([*flags, "--results", "null"])
     told = capsys.readouterr().out.splitlines()
     assert ["not taken here" in line for line in told[2:]] == [True, False, False, False]
+
+
+def test_operands_that_find_no_memory_cost_the_other_lines_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> Pair:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    on_cpu(monkeypatch)
+    monkeypatch.setitem(PAIRS, "norms", full)
+    monkeypatch.setattr("benchmarks.kernel_time.takes", lambda *args: dict.fromkeys(PARTS, True))
+    monkeypatch.setattr("benchmarks.kernel_time.measure", lambda *args: [1.0, 2.0, 3.0, 4.0])
+    flags = "--rows", "2", "--length", "16", "--width", "32", "--heads", "2", "--precision", "fp32"
+    with pytest.raises(WorkError, match="not measured: norms at 2 rows"):
+        kernel_time([*flags, "--results", "null"])
+    told = capsys.readouterr().out.splitlines()
+    assert sum("0.500" in line for line in told) == 3
+    assert told[-1].startswith("norms at 2 rows: not measured (")
 
 
 def test_what_is_taken_goes_by_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +113,6 @@ def test_what_is_timed_takes_turns_and_medians_count(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("triton.testing.do_bench_cudagraph", timed)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     operand = torch.ones(2, requires_grad=True)
-    found = measure(SMALL, Pair("norms", "square", torch.square, torch.square, [operand]))
+    found = measure(SMALL, Pair("square", torch.square, torch.square, [operand]))
     assert order[:4] * 3 == order
     assert found == [4.0, 5.0, 6.0, 7.0]

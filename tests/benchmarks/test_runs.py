@@ -147,6 +147,8 @@ def test_on_a_gpu_the_heading_names_the_fused_kernels(monkeypatch: pytest.Monkey
     monkeypatch.setattr("asa.fused.FEWEST_NUMBERS", 2 * 2 * 16 * 64)
     three = "sdpa (fused: asa under attack, our losses, our norms of the largest tensors)"
     assert attention(names, shape, 2, 16, "fp32") == three
+    assert attention(names, shape, 2, 16, "fp32", [None, 2, 3]) == three[:-1] + " but for ZeRO 3's)"
+    assert attention(names, shape, 2, 16, "fp32", [3]) == "sdpa (fused: asa under attack, our losses)"
     monkeypatch.setattr("asa.fused.gelu_supported", lambda *args: True)
     assert attention(names, shape, 2, 16, "fp32") == three.replace("norms", "norms and activations")
     assert attention(["vanilla"], shape, 2, 16, "fp32") == "sdpa (fused: our losses)"
