@@ -37,7 +37,7 @@ setup: .venv/.done
 
 quickstart: setup
 	$(PY) -m data_prep sample --out assets --assets enwiki,leads,$(MODEL)
-	$(PY) -m data_prep build --config configs/data/quickstart.yaml --model assets/$(MODEL) --out $(DATA) $(DATA_ARGS)
+	$(PY) -m data_prep build --config configs/data/quickstart.yaml --model assets/$(MODEL) --out $(DATA)
 	$(PY) -m launch pretrain --config configs/pretrain/quickstart.yaml --data $(DATA)/shards --model assets/$(MODEL) \
 	  --method vanilla --out $(RUNS)/pretrain/mlm $(PRETRAIN_ARGS)
 	$(PY) -m launch pretrain --config configs/pretrain/quickstart.yaml --data $(DATA)/shards --model assets/$(MODEL) \

@@ -25,7 +25,7 @@ class Curves:
     """One event file in a folder that is made for it. Raises: OSError, in every call, where the system refuses; what
     was written before stays readable, and so does what is written after."""
 
-    def __init__(self, folder: Path, purge: int | None = None) -> None:
+    def __init__(self, folder: Path, purge: int | None) -> None:
         """Args: purge, the step from which on TensorBoard is to drop what earlier files in the folder hold."""
         folder.mkdir(parents=True, exist_ok=True)
         # They are read in the order of their names: two of one second need it as well, and a clock that went back.

@@ -1,6 +1,5 @@
 """Hugging Face folders: checks, loading of models."""
 
-import errno
 import functools
 import hashlib
 import json
@@ -23,7 +22,7 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from asa import manifest
-from asa.errors import RequestError
+from asa.errors import RequestError, of_system
 from asa.families import FAMILIES, family
 from asa.tokenizer import ids_of, load_tokenizer
 from asa.typed import fork_rng, manual_seed
@@ -192,21 +191,21 @@ def read_config(folder: Path) -> PreTrainedConfig:
 
 
 @contextmanager
-def loading(folder: Path, flag: str) -> Generator[None]:
+def loading(folder: Path, flag: str, what: str = "") -> Generator[None]:
     """Inside, whatever a folder makes the libraries raise whose weights are not those of its config.json, or whose
-    config.json no model can have, is a RequestError; Hugging Face's load report is off."""
+    config.json no model can have, is a RequestError; Hugging Face's load report is off. Args: what, as which it is
+    loaded, where a good folder may not do for it."""
     try:
         with quiet():
             yield
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # of many classes
-        # The machine's faults; an OSError without a number is transformers' own, of a file that is not there, and one
-        # of EINVAL torch's, of a file that was cut.
-        if getattr(error, "errno", None) not in (None, errno.EINVAL) or "can't allocate memory" in str(error):
+        if of_system(error) or "can't allocate memory" in str(error):
             raise
         why = " ".join(str(error).split())[:300] or type(error).__name__
-        raise RequestError(f"{folder} cannot be loaded ({why}); give a complete folder by {flag}") from None
+        advice = f"give another by {flag}" if what else f"give a complete folder by {flag}"
+        raise RequestError(f"{folder} cannot be loaded{what and ' '}{what} ({why}); {advice}") from None
 
 
 def load_mlm(folder: Path, seed: int, flag: str = "--model") -> tuple["transformers.PreTrainedModel", list[str]]:
@@ -246,7 +245,7 @@ def check_encoder(model: "transformers.PreTrainedModel", new: Iterable[str], fol
 
 
 class quiet:
-    """Transformers' load report off: what matters of it is returned by load_mlm."""
+    """Transformers' load report off: what matters of it the loaders return or refuse."""
 
     def __enter__(self) -> None:
         self.level, self.bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()

@@ -1,7 +1,8 @@
 """The record of a run: metrics.jsonl (what reports read), TensorBoard (what people watch), rank 0 only.
 
 metrics.jsonl has one JSON object per line: {"event": "start", ...facts}, any number of {"event": "train" | "eval",
-"step": n, ...values} and, when the run is complete, {"event": "end", ...}. A run without an end line is unfinished.
+"step": n, ...values}, what befell the run ("resume", "fault", "failed") and, when it is complete, {"event": "end",
+...}. A run without an end line is unfinished.
 """
 
 import errno
@@ -286,7 +287,6 @@ def installed() -> dict[str, Any]:
         **environment(),
         "cores": os.cpu_count(),
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "cuda": torch.version.cuda,
         "packages": _packages(),
     }
 

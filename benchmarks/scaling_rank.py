@@ -67,7 +67,7 @@ def _batch(request: ScalingConfig, device: torch.device) -> Batch:
     return replace(batch, total_rows=batch.total_rows * world, total_labels=batch.total_labels * world)
 
 
-def step_seconds(train: Train, batch: Batch, profiled: bool, times: int = 1) -> float:
+def step_seconds(train: Train, batch: Batch, profiled: bool, times: int) -> float:
     """Seconds of a step, the mean of `times` in a row, that all begin together; if profiled, those in which a
     collective was under way. Those with an update that fp16 leaves out, on all ranks alike, take less and do not count.
     Raises: WorkError where all are so."""

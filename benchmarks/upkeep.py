@@ -1,6 +1,6 @@
 """What it costs to keep a pre-training run safe and visible: stop flag, log line, checkpoints, resuming.
 
-Two processes train as they do under the launcher, on a GPU each where there are GPUs; between
+Processes train as they do under the launcher, on a GPU each where there are GPUs; between
 its steps each of the parts is timed by itself, since beside a step's own scatter a hundredth of it could not be seen.
 A step with a log line also computes norms of all gradients, inside the update of weights: of two updates, one with
 them and one without, the difference is the log line's.

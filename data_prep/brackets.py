@@ -31,7 +31,7 @@ Prose = Callable[[str], str | None]
 def resolve(text: str, silent: frozenset[str], prose: Prose) -> str:
     """`text` with every closed bracket replaced by what it shows, HOLE where that is nothing.
 
-    Args: silent as in wikitext.Site; prose gives the words of a template from what stands in its braces, or None.
+    Args: silent as in wikitext.plain_text; prose gives the words of a template from what stands in its braces, or None.
     """
     return _Stack(silent, prose).resolve(_TOKEN.split(text))
 

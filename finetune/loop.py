@@ -38,10 +38,6 @@ from finetune.together import agreed, alone, record_of
 T = TypeVar("T")
 
 
-class Diverged(WorkError):
-    """An update or a prediction was not finite, which every rank sees; no other run is concerned."""
-
-
 @dataclass
 class Session:
     """What the steps of a run work on."""
@@ -211,17 +207,17 @@ def _gradients(session: Session, batches: list[Batch], replay: int) -> dict[str,
 
 
 def _applied(stats: StepStats, session: Session) -> bool:
-    """False where FP16 gradients overflow, which lowers the loss scale. Raises Diverged for other failed updates."""
+    """False where FP16 gradients overflow, which lowers the loss scale. Raises WorkError for other failed updates."""
     if not (stats.applied or stats.overflow):
         raise _diverged(session, f"loss or gradient of step {session.progress.step + 1}")
     return stats.applied
 
 
-def _diverged(session: Session, what: str) -> Diverged:
+def _diverged(session: Session, what: str) -> WorkError:
     """The error that `what` is not finite. All ranks call it."""
     broken = broken_weight(session.engine)
     mend = "lower --optim.lr" if broken is None else f"weight {broken} is not: lower --optim.lr or change the model"
-    return Diverged(f"{session.cell.run.name}: {what} is not finite; {mend}")
+    return WorkError(f"{session.cell.run.name}: {what} is not finite; {mend}")
 
 
 def _due(done: int, evaluations: int, per_epoch: int) -> bool:
@@ -245,7 +241,7 @@ def _evaluate(session: Session, epoch: float) -> None:
 
 
 def _predicted(session: Session, data: Encoded) -> Predictions:
-    """Raises Diverged where a prediction is not finite."""
+    """Raises WorkError where a prediction is not finite."""
     config, engine = session.cell.config, session.engine
     found = _guard(config)(lambda: predict(engine.module, data, config.eval_batch, session.device))
     if not all(dist.gather(found.finite)):

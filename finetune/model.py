@@ -18,7 +18,6 @@ from asa import dist, fused, hf, manifest
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.dist import seed_all
 from asa.engine import Engine, PlainEngine, load_parameters
-from asa.errors import RequestError
 from asa.methods import METHODS
 from asa.model import TaskModel
 from asa.places import refusal_told
@@ -55,22 +54,16 @@ def build(run: Run, config: FinetuneConfig, task: Task) -> tuple[TaskModel, list
 
 def _load(folder: Path, flag: str, task: Task) -> tuple["transformers.PreTrainedModel", list[str]]:
     classes = task.labels or ["score"]
-    try:
-        with hf.quiet():
-            model, info = HEADS[task.kind].from_pretrained(
-                folder,
-                num_labels=len(classes),
-                id2label=dict(enumerate(classes)),
-                label2id={name: index for index, name in enumerate(classes)},
-                problem_type=None,  # the folder's is of another task; without one Hugging Face goes by the classes
-                ignore_mismatched_sizes=True,
-                **hf.LOADED,
-            )
-    except Exception as error:  # whatever damaged weights or a family without such a head make the libraries raise
-        reason = " ".join(str(error).split())[:200]
-        raise RequestError(
-            f"{folder} gives no model for a {task.kind} task ({reason}); give another by {flag}"
-        ) from None
+    with hf.loading(folder, flag, f"as a model for a {task.kind} task"):  # the family may have no such head
+        model, info = HEADS[task.kind].from_pretrained(
+            folder,
+            num_labels=len(classes),
+            id2label=dict(enumerate(classes)),
+            label2id={name: index for index, name in enumerate(classes)},
+            problem_type=None,  # the folder's is of another task; without one Hugging Face goes by the classes
+            ignore_mismatched_sizes=True,
+            **hf.LOADED,
+        )
     # Each with its name first; mismatched ones come with both shapes.
     mismatched = {name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]}
     new = sorted({*info["missing_keys"], *mismatched})

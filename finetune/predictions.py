@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from asa.batch import IGNORE
-from asa.errors import RequestError, WorkError
+from asa.errors import RequestError, WorkError, of_system
 from asa.losses import task_loss
 from asa.model import TaskModel
 from asa.places import whole
@@ -132,7 +132,10 @@ def load_predictions(path: Path) -> Stored:
         raise RequestError(f"no file {path}; it is written at the end of a run: give the folder of a finished one")
     try:
         return _read(path)
-    except DAMAGED:
+    except DAMAGED as error:
+        if of_system(error):
+            why = getattr(error, "strerror", None) or error
+            raise WorkError(f"{path} cannot be read ({why}); mend that and repeat it") from None
         raise WorkError(f"{path} is damaged; restore it, or remove the run's folder and make the run again") from None
 
 

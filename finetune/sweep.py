@@ -245,11 +245,11 @@ def cells_of(given: dict[str, Any], tasks: list[Task], trials: Trials | None) ->
     """The runs of a request, or of each task those of all trials, one trial after the other. Raises: as plan."""
     checked = functools.cache(check_model)  # one that all trials and methods have is read once
     if trials is None:
-        return plan(given, tasks, checked=checked)
+        return plan(given, tasks, checked)
     cells: list[Cell] = []
     for number, own in enumerate(trials):
         try:
-            cells += [cell for one in own for cell in plan(merged(given, one), tasks, number, checked)]
+            cells += [cell for one in own for cell in plan(merged(given, one), tasks, checked, number)]
         except RequestError as error:
             if number == 0:
                 raise
@@ -261,12 +261,12 @@ def cells_of(given: dict[str, Any], tasks: list[Task], trials: Trials | None) ->
 def plan(
     given: dict[str, Any],
     tasks: list[Task],
+    checked: Callable[[str, Path, int], None],
     trial: int | None = None,
-    checked: Callable[[str, Path, int], None] | None = None,
 ) -> list[Cell]:
     """The runs, a task after the other and in it a seed after the other, so that what is done is comparable early.
 
-    Args: checked, check_model, which a caller of many plans may have remember.
+    Args: checked, check_model, which remembers what it has read.
     Raises: RequestError for settings that a method or a model cannot work with.
     """
     config = from_dict(FinetuneConfig, given)
@@ -279,7 +279,7 @@ def plan(
         for settings in own.values():
             check(settings, torch.cuda.is_available())  # now, not after hours of runs
             for name, path in settings.models.items():
-                (checked or check_model)(name, path, settings.length)
+                checked(name, path, settings.length)
         cells += [
             Cell(Run(task.name, model, method, seed, trial), own[method])
             for seed in config.seeds

@@ -105,9 +105,7 @@ def reads_the_hub(request: "FinetuneConfig") -> bool:
     return request.data is None and (bool(request.tasks) or own)
 
 
-def finetune_commands(
-    options: FinetuneOptions, rest: list[str], hub: bool = False
-) -> tuple[list[list[str]], dict[str, str]]:
+def finetune_commands(options: FinetuneOptions, rest: list[str], hub: bool) -> tuple[list[list[str]], dict[str, str]]:
     """The command lines, and what their environment gets. Args: rest, the stage's command and its flags; hub, whether
     they read tasks from there."""
     module = ["finetune", *rest]

@@ -74,7 +74,7 @@ class PretrainConfig(MethodsConfig):
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
     asa: ASAConfig = ASAConfig(tau=0.1)
-    """Settings of method asa, Adversarial Self-Attention."""
+    """Settings of the methods with ASA in their names, Adversarial Self-Attention."""
     rtd: RTDConfig = RTDConfig()
     """Settings of objective rtd, replaced-token detection."""
     log_every: Annotated[int, Field(ge=1)] = 10

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asa.fused.norms import AddNorm, Options
-from asa.fused.probe import LIMIT_OF_SHARE, kept_state, size
+from asa.fused.probe import DROPOUTS, LIMIT_OF_SHARE, kept_state, size
 from asa.spare import spare
 
 # N rows, W width
@@ -14,7 +14,6 @@ MOST_NUMBERS = 2**16  # of a problem
 SHARES = 2  # of which each has several tiles
 EPS = 1e-5
 LIMIT_OF_ZEROS = 1e-3  # a gradient that is spared may happen to be 0
-DROPOUTS = (0.0, 0.25)  # with dropout the kernels are compiled anew; not one half, which its reverse is too
 # Largest relative error, in the Euclidean norm; some times what rounding gives.
 LIMITS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2.4e-2}
 NAMES = ("norm", *(f"gradient to the norm's {name}" for name in ("x", "residual", "bias", "gain", "shift")))

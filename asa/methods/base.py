@@ -56,7 +56,7 @@ def add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> None:
 
 
 class Stateless:
-    """The parts of the protocol that a method with one backward pass and no state of its own shares with its peers."""
+    """The parts of the protocol that most methods share: one backward pass, no adversary, no state."""
 
     replays = 1
     passes = 1

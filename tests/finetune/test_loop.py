@@ -1,5 +1,6 @@
 """One run: determinism, selection, evaluation, what is recorded."""
 
+import errno
 import os
 import shutil
 import weakref
@@ -22,7 +23,7 @@ from asa.methods.vanilla import Vanilla
 from finetune import loop, saved
 from finetune.loop import steps_of
 from finetune.meter import Meter
-from finetune.model import build, engine_of
+from finetune.model import HEADS, build, engine_of
 from finetune.predictions import Predictions, predict
 from finetune.run import Run
 from finetune.sweep import Sweep, sweep
@@ -255,6 +256,29 @@ def test_a_head_of_another_task_is_kept_where_it_fits_and_made_anew_where_it_doe
     assert all(torch.equal(body[name], value) for name, value in stored.items() if name not in new)
 
 
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), OSError(errno.EIO, os.strerror(errno.EIO))]
+)
+def test_what_the_machine_lacks_is_not_the_models_fault(
+    error: Exception, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, config = Run("colours", "tiny", "vanilla", 0), make()
+
+    def refuse(error: Exception) -> None:
+        def load(*_: Any, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(HEADS["classification"], "from_pretrained", load)
+
+    refuse(ValueError("no head"))
+    told = r"cannot be loaded as a model for a classification task \(no head\); give another by --models\.tiny"
+    with pytest.raises(RequestError, match=told):
+        build(run, config, COLOURS)
+    refuse(error)
+    with pytest.raises(type(error)):
+        build(run, config, COLOURS)
+
+
 def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(
     make: Make, given: Given, model_folder: Path, tmp_path: Path
 ) -> None:
@@ -437,7 +461,7 @@ def test_an_update_that_was_not_made_ends_the_run_unless_the_loss_scale_was_too_
     run = SimpleNamespace(name="a")
     session = SimpleNamespace(cell=SimpleNamespace(run=run), progress=SimpleNamespace(step=3))
     session.engine = SimpleNamespace(weights=dict)
-    with pytest.raises(loop.Diverged, match=r"a: loss or gradient of step 4 is not finite"):
+    with pytest.raises(WorkError, match=r"a: loss or gradient of step 4 is not finite"):
         loop._applied(StepStats(False, torch.nan, 0.1), cast(Any, session))
     assert not loop._applied(StepStats(False, torch.nan, 0.1, overflow=True), cast(Any, session))
     assert loop._applied(StepStats(True, 1.0, 0.1), cast(Any, session))

@@ -1,5 +1,7 @@
 """Scores against direct calls of the libraries, their edge cases, and the file that keeps predictions."""
 
+import errno
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -200,6 +202,19 @@ def test_damaged_predictions_are_one_line_that_names_the_file(damage: str, tmp_p
     save_predictions(path, STORED[0])
     DAMAGE[damage](path)
     with pytest.raises(WorkError, match=r"test\.npz is damaged; restore it"):
+        load_predictions(path)
+
+
+def test_predictions_that_the_system_does_not_give_are_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    path = tmp_path / "test.npz"
+    save_predictions(path, STORED[0])
+    monkeypatch.setattr(np, "load", refused)
+    with pytest.raises(WorkError, match=r"test\.npz cannot be read \(Too many open files\)"):
         load_predictions(path)
 
 

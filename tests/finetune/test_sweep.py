@@ -28,7 +28,7 @@ from finetune.config import FinetuneConfig, check
 from finetune.facts import settings
 from finetune.recipes import resolved
 from finetune.run import Cell, Run
-from finetune.sweep import Sweep, _line, _published, plan, sweep
+from finetune.sweep import Sweep, _line, _published, check_model, plan, sweep
 from finetune.tasks.spec import TaskConfig
 from tests.finetune.conftest import CLASSES, Given, Make, events, small_task, write_task
 
@@ -324,7 +324,7 @@ def test_the_quickstart_config_is_twelve_runs_a_seed_after_the_other(model_folde
     values = read_flags(
         FinetuneConfig, ["--config", str(QUICKSTART), *flags, "--seeds", "3,4", "--length", "16"], "finetune run"
     )
-    runs = [cell.run for cell in plan(values, [small_task("classification")])]
+    runs = [cell.run for cell in plan(values, [small_task("classification")], check_model)]
     assert len(runs) == 12
     assert [run.seed for run in runs] == [3] * 6 + [4] * 6
     assert Run("small", "base", "asa", 3) in runs
@@ -343,12 +343,12 @@ def test_a_standard_task_starts_from_its_recipe_and_flags_have_the_last_word(
 ) -> None:
     values = {"tasks": ["rte"], "models": {"tiny": model_folder}, "out": tmp_path, "length": 16, "methods": ["freelb"]}
     task = small_task("classification")
-    (cell, *_) = plan(values, [task])
+    (cell, *_) = plan(values, [task], check_model)
     assert cell.config.freelb.radius == 0.15
     assert cell.config.length == 16
-    (cell, *_) = plan({**values, "freelb": {"radius": 0.3}}, [task])
+    (cell, *_) = plan({**values, "freelb": {"radius": 0.3}}, [task], check_model)
     assert (cell.config.freelb.radius, cell.config.freelb.step_size) == (0.3, 0.03)
-    (cell, *_) = plan({**values, "recipes": False}, [task])
+    (cell, *_) = plan({**values, "recipes": False}, [task], check_model)
     assert cell.config.freelb == from_dict(MethodsConfig, {}).freelb
 
 

@@ -11,7 +11,7 @@ from asa.methods import MethodsConfig
 from finetune import sweep as module
 from finetune.loop import _refused
 from finetune.run import Cell
-from finetune.sweep import Sweep, _answer, plan, sweep
+from finetune.sweep import Sweep, _answer, check_model, plan, sweep
 from tests.finetune.conftest import Given, small_task
 
 
@@ -50,5 +50,7 @@ def test_ranks_know_what_another_process_still_has(given: Given) -> None:
 
 
 def test_a_task_of_ones_own_takes_no_published_settings_by_its_name(given: Given, task_folder: Path) -> None:
-    (cell, *_) = plan(given(task={"folder": task_folder, "name": "rte"}, methods=["freelb"]), [small_task("choice")])
+    (cell, *_) = plan(
+        given(task={"folder": task_folder, "name": "rte"}, methods=["freelb"]), [small_task("choice")], check_model
+    )
     assert cell.config.freelb == from_dict(MethodsConfig, {}).freelb

@@ -144,7 +144,7 @@ def rows_of(out: Path) -> list[dict[str, str]]:
 def test_all_trials_of_a_task_come_before_another_task(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
     """A task's tokenized rows are kept until the next one."""
 
-    def plan(given: dict[str, Any], tasks: list[Task], trial: int, checked: Any) -> list[Cell]:
+    def plan(given: dict[str, Any], tasks: list[Task], checked: Any, trial: int) -> list[Cell]:
         return [Cell(Run(task.name, "tiny", "vanilla", 0, trial), make()) for task in tasks]
 
     monkeypatch.setattr("finetune.sweep.plan", plan)
