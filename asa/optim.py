@@ -1,6 +1,6 @@
 """AdamW, its parameter groups and the learning-rate schedule: the same objects for every engine."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from asa import dist
 from asa.config import config
+from asa.errors import RequestError
 from asa.typed import vector_norm
 
 ADVERSARY = "adversary."  # how the names of a TaskModel's adversary parameters begin
@@ -55,13 +56,28 @@ class ClippingAdamW(torch.optim.AdamW):
         """The last step's, before clipping."""
         return self._global_grad_norm
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Args: closure, which makes the gradients of this step, as torch's own take one. Returns: what it returns.
+
+        Raises: RequestError under a GradScaler that has not divided the gradients itself.
+        """
+        if getattr(self, "grad_scale", None) is not None:  # fused optimizers get it so, and divide by it
+            raise RequestError(
+                "a GradScaler would divide gradients by a loss scale that no pass was given; leave it out: the engine"
+                " scales losses itself (in Lightning set precision bf16-mixed or 32-true)"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._global_grad_norm = norm_of([p.grad for p in parameters if p.grad is not None])
         nn.utils.clip_grads_with_norm_(parameters, self.clip, self._global_grad_norm)
         self.overflow = not bool(torch.isfinite(self._global_grad_norm))
-        adam: Any = super()
-        return None if self.overflow else adam.step(closure)
+        if not self.overflow:
+            adam: Any = super()
+            adam.step()
+        return loss
 
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ CONTENTS = {
     "Start to end": ["paths/*"],
     "Stages": ["data", "pretrain", "finetune", "tasks", "evaluation", "report", "analysis"],
     "Methods": ["asa", "methods", "methods/*", "adding-a-method"],
-    "Library": ["architecture", "trainer", "api", "kernels"],
+    "Library": ["architecture", "trainer", "loops", "api", "kernels"],
     "Running": ["cluster", "benchmarks", "results"],
 }
 PROJECT = ["CONTRIBUTING", "CHANGELOG", "LAB"]

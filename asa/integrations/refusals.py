@@ -2,12 +2,13 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import DistributedType
 from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.trainer_utils import HPSearchBackend
 
 from asa.errors import RequestError
 from asa.methods import MethodsConfig
@@ -41,6 +42,27 @@ def refuse_trainer(trainer: "AdversarialTrainer", fitted: bool = False) -> None:
     fitted: the optimizer is the one it trains with, of which `refuse_optimizer` tells."""
     for found in _wrong_trainer(trainer, fitted):
         raise RequestError(found)
+
+
+def refuse_trial(trainer: "AdversarialTrainer", trial: Any, settings: Mapping[str, Any]) -> None:
+    """Raises RequestError for what a trial of hyperparameter_search is told and does not get: settings of the method,
+    which Trainer leaves out with a line of its log alone, and another precision than the trainer was made with. Args:
+    settings, the method's by their dotted keys."""
+    given: dict[str, Any] = trainer.hp_space(trial) if trainer.hp_search_backend == HPSearchBackend.OPTUNA else trial
+    own = {key.rpartition(".")[2] for key in settings} | set(settings)
+    for name in given:
+        if name in own and not hasattr(trainer.args, name):
+            raise RequestError(
+                f"hp_space has {name!r}, a setting of the method, which no trial gets; leave it out, and make a trainer"
+                " with its own options= for each value"
+            )
+    computed = trainer.accelerator.mixed_precision
+    for name in ("bf16", "fp16"):
+        if name in given and getattr(trainer.args, name) != (computed == name):
+            raise RequestError(
+                f"{name} = {given[name]} in a trial: a trainer computes in the precision it was made with; leave it"
+                " out of hp_space"
+            )
 
 
 def refuse_optimizer(trainer: "AdversarialTrainer") -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
 from asa import hf, manifest
 from asa.adversary import FILE as ADVERSARY_FILE
@@ -21,7 +21,14 @@ from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
 from asa.integrations.own_loss import refuse_loss
 from asa.integrations.passes import AcceleratedPasses, Means
-from asa.integrations.refusals import refuse_args, refuse_optimizer, refuse_trainer, refuse_types, tell_slow
+from asa.integrations.refusals import (
+    refuse_args,
+    refuse_optimizer,
+    refuse_trainer,
+    refuse_trial,
+    refuse_types,
+    tell_slow,
+)
 from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
 from asa.methods import METHODS, At, MethodsConfig, groups_read, limits
 from asa.model import TaskModel
@@ -101,7 +108,7 @@ class AdversarialTrainer(TypedTrainer):
 
     def _take(self, model: Any) -> None:
         """Make `model` the one that is trained, with a new adversary beside it."""
-        refuse_args(self.args)  # of a trial of hyperparameter_search they are others
+        refuse_args(self.args)  # those of the trial, in a search
         refuse_types(model)
         self._kind: Kind = kind_of(model, self._asked)
         self._method = limits.check(self._name, self._options, self._precision(model), zero=0)
@@ -123,6 +130,13 @@ class AdversarialTrainer(TypedTrainer):
         return "bf16" if autocast == "bf16" or model.dtype == torch.bfloat16 else "fp32"
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
+        if trial is not None and self.hp_search_backend is not None:
+            seed = self.args.seed
+            # Trainer does it again after its model is made, which would be drawn and judged by the trial before's.
+            self._hp_search_setup(trial)
+            refuse_trial(self, trial, self._settings)
+            if self.args.seed != seed:
+                set_seed(self.args.seed)
         model = super().call_model_init(trial)
         self._take(model)
         return model

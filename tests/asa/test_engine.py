@@ -17,7 +17,7 @@ from asa.errors import RequestError
 from asa.hf import checkpoint_activations
 from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
-from asa.optim import OptimConfig, learning_rate, norm_of
+from asa.optim import ClippingAdamW, OptimConfig, learning_rate, norm_of
 from asa.signal import Left, Pass, Perturb
 from tests.asa.conftest import (
     LAYERS,
@@ -247,6 +247,39 @@ def test_the_norm_is_told_before_clipping_and_zero_turns_clipping_off() -> None:
     name = "model.bert.encoder.layer.0.output.dense.weight"
     moved = [(state[name] - start[name]).abs().max() for state in weights]
     assert moved[0] > 10 * moved[1]
+
+
+def test_a_closure_makes_the_gradients_that_are_clipped_and_looked_at() -> None:
+    """Lightning, for one, gives the optimizer its backward pass so."""
+    module = tiny_module()
+    weight = next(module.parameters())
+    optimizer = ClippingAdamW(module, OptimConfig(clip=1.0, lr=0.1))
+    for size in (100.0, math.nan, 100.0):
+
+        def closure(size: float = size) -> Tensor:
+            optimizer.zero_grad()
+            loss = size * weight.flatten()[0]
+            loss.backward()
+            return loss
+
+        before = weight.detach().clone()
+        told = optimizer.step(closure).item()
+        assert math.isnan(told) == optimizer.overflow == math.isnan(size)
+        assert torch.equal(weight, before) == optimizer.overflow
+        assert float(optimizer.grad_norm) == pytest.approx(size, nan_ok=True)
+    assert weight.grad is not None
+    assert float(weight.grad.norm()) == pytest.approx(1)
+
+
+def test_a_scaler_beside_the_engine_is_refused() -> None:
+    """It divided what nobody had multiplied: Adam's steps stay near alike, clipping, epsilon and decay do not."""
+    module = tiny_module()
+    optimizer = ClippingAdamW(module, OptimConfig())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))  # it begins with the first loss
+    next(module.parameters()).sum().backward()
+    with pytest.raises(RequestError, match="GradScaler would divide gradients by a loss scale that no pass was given"):
+        scaler.step(optimizer)
 
 
 def test_the_norm_of_many_numbers_is_whole() -> None:
