@@ -22,7 +22,7 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from asa import manifest
-from asa.errors import RequestError, of_system
+from asa.errors import RequestError, WorkError, of_system
 from asa.families import FAMILIES, family
 from asa.tokenizer import ids_of, load_tokenizer
 from asa.typed import fork_rng, manual_seed
@@ -193,17 +193,16 @@ def read_config(folder: Path) -> PreTrainedConfig:
 @contextmanager
 def loading(folder: Path, flag: str, what: str = "") -> Generator[None]:
     """Inside, whatever a folder makes the libraries raise whose weights are not those of its config.json, or whose
-    config.json no model can have, is a RequestError; Hugging Face's load report is off. Args: what, as which it is
-    loaded, where a good folder may not do for it."""
+    config.json no model can have, is a RequestError, and what the machine lacks a WorkError; Hugging Face's load report
+    is off. Args: what, as which it is loaded, where a good folder may not do for it."""
     try:
         with quiet():
             yield
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
     except Exception as error:  # of many classes
-        if of_system(error) or "can't allocate memory" in str(error):
-            raise
         why = " ".join(str(error).split())[:300] or type(error).__name__
+        full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+        if full or of_system(error):
+            raise WorkError(f"{folder} could not be read ({why}); mend that and give the same command again") from None
         advice = f"give another by {flag}" if what else f"give a complete folder by {flag}"
         raise RequestError(f"{folder} cannot be loaded{what and ' '}{what} ({why}); {advice}") from None
 

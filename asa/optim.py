@@ -59,12 +59,14 @@ class ClippingAdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Args: closure, which makes the gradients of this step, as torch's own take one. Returns: what it returns.
 
-        Raises: RequestError under a GradScaler that has not divided the gradients itself.
+        Raises: RequestError under a GradScaler.
         """
-        if getattr(self, "grad_scale", None) is not None:  # fused optimizers get it so, and divide by it
+        # What a GradScaler gives a fused optimizer, and leaves there where it raises.
+        left = [vars(self).pop(name, None) for name in ("grad_scale", "found_inf")]
+        if any(one is not None for one in left):
             raise RequestError(
-                "a GradScaler would divide gradients by a loss scale that no pass was given; leave it out: the engine"
-                " scales losses itself (in Lightning set precision bf16-mixed or 32-true)"
+                "a GradScaler divides gradients by a loss scale that no pass was given; leave it out: the engine scales"
+                " losses itself, under torch.autocast in fp16"
             )
         loss = None
         if closure is not None:

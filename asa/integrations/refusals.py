@@ -1,5 +1,6 @@
 """What of Hugging Face's Trainer the adversarial one turns down rather than do wrongly or not at all."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -8,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import DistributedType
 from transformers import PreTrainedModel, Trainer, TrainingArguments
-from transformers.trainer_utils import HPSearchBackend
 
 from asa.errors import RequestError
 from asa.methods import MethodsConfig
@@ -44,25 +44,33 @@ def refuse_trainer(trainer: "AdversarialTrainer", fitted: bool = False) -> None:
         raise RequestError(found)
 
 
-def refuse_trial(trainer: "AdversarialTrainer", trial: Any, settings: Mapping[str, Any]) -> None:
-    """Raises RequestError for what a trial of hyperparameter_search is told and does not get: settings of the method,
-    which Trainer leaves out with a line of its log alone, and another precision than the trainer was made with. Args:
-    settings, the method's by their dotted keys."""
-    given: dict[str, Any] = trainer.hp_space(trial) if trainer.hp_search_backend == HPSearchBackend.OPTUNA else trial
-    own = {key.rpartition(".")[2] for key in settings} | set(settings)
-    for name in given:
+def refuse_trial(trainer: "AdversarialTrainer", given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raises RequestError for what a trial of hyperparameter_search is told and does not get. Args: given, what it is
+    told; settings, the method's by their dotted keys."""
+    for found in _wrong_trial(trainer, given, settings):
+        raise RequestError(found)
+
+
+def _wrong_trial(trainer: "AdversarialTrainer", given: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    own = set(settings)
+    make: Any = trainer.model_init
+    if not inspect.signature(make).parameters:  # else they may be the model's, of which Trainer's log warns
+        own |= {key.rpartition(".")[2] for key in settings}
+    computed = trainer.accelerator.mixed_precision
+    for name, value in given.items():
+        got = getattr(trainer.args, name, None)
         if name in own and not hasattr(trainer.args, name):
-            raise RequestError(
+            yield (
                 f"hp_space has {name!r}, a setting of the method, which no trial gets; leave it out, and make a trainer"
                 " with its own options= for each value"
             )
-    computed = trainer.accelerator.mixed_precision
-    for name in ("bf16", "fp16"):
-        if name in given and getattr(trainer.args, name) != (computed == name):
-            raise RequestError(
-                f"{name} = {given[name]} in a trial: a trainer computes in the precision it was made with; leave it"
-                " out of hp_space"
+        elif name in ("bf16", "fp16") and got != (computed == name):
+            yield (
+                f"{name} = {value} in a trial: a trainer computes in the precision it was made with; leave it out of"
+                " hp_space"
             )
+        elif isinstance(value, int | float) and isinstance(got, int | float) and got != value:
+            yield f"{name} = {value} in a trial would be {got}, as {type(got).__name__}; give numbers of that type"
 
 
 def refuse_optimizer(trainer: "AdversarialTrainer") -> None:

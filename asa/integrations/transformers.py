@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
+from transformers.trainer_utils import HPSearchBackend
 
 from asa import hf, manifest
 from asa.adversary import FILE as ADVERSARY_FILE
@@ -93,6 +95,8 @@ class AdversarialTrainer(TypedTrainer):
         self._name, self._options = method, options or MethodsConfig()
         self._asked: Kind | None = kind
         self._means = Means()
+        self._unsearched: dict[str, Any] = {}
+        self._begun: Any = None  # the trial whose arguments are in place
         super().__init__(model, args, *rest, **keywords)
         if args is None:
             refuse_args(self.args)  # those the Trainer has made itself
@@ -131,15 +135,38 @@ class AdversarialTrainer(TypedTrainer):
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         if trial is not None and self.hp_search_backend is not None:
-            seed = self.args.seed
-            # Trainer does it again after its model is made, which would be drawn and judged by the trial before's.
-            self._hp_search_setup(trial)
-            refuse_trial(self, trial, self._settings)
-            if self.args.seed != seed:
-                set_seed(self.args.seed)
+            self._begin_trial(trial)
         model = super().call_model_init(trial)
         self._take(model)
         return model
+
+    def hyperparameter_search(self, *args: Any, **keywords: Any) -> Any:
+        """Trainer's own, but that every trial is the run that its settings give alone; docs/trainer.md has what of a
+        trial is refused."""
+        self._unsearched = {field.name: getattr(self.args, field.name) for field in fields(self.args)}
+        return super().hyperparameter_search(*args, **keywords)
+
+    def _begin_trial(self, trial: Any) -> None:
+        """Take a trial's arguments before its model is made: Trainer does so after it, and the model would be drawn and
+        judged by the trial before's. What the trial leaves out is as it was before the search."""
+        seed, space = self.args.seed, self.hp_space
+        for name, value in self._unsearched.items():
+            setattr(self.args, name, value)
+        given = space(trial) if self.hp_search_backend == HPSearchBackend.OPTUNA else trial
+        self.hp_space: Callable[[Any], Any] = lambda _: given  # the user's is asked once
+        try:
+            super()._hp_search_setup(trial)
+        finally:
+            self.hp_space = space
+        self._begun = trial
+        refuse_trial(self, given, self._settings)
+        if self.args.seed != seed:
+            set_seed(self.args.seed)
+
+    def _hp_search_setup(self, trial: Any) -> None:
+        if trial is None or trial is not self._begun:
+            super()._hp_search_setup(trial)
+        self._begun = None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         self._task.to(self.args.device)

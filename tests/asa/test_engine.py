@@ -278,7 +278,11 @@ def test_a_scaler_beside_the_engine_is_refused() -> None:
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(1))  # it begins with the first loss
     next(module.parameters()).sum().backward()
-    with pytest.raises(RequestError, match="GradScaler would divide gradients by a loss scale that no pass was given"):
+    with pytest.raises(RequestError, match="GradScaler divides gradients by a loss scale that no pass was given"):
+        scaler.step(optimizer)
+    optimizer.step()  # the scaler is left out
+    scaler.unscale_(optimizer)
+    with pytest.raises(RequestError, match="GradScaler"):
         scaler.step(optimizer)
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,27 +257,38 @@ def test_a_head_of_another_task_is_kept_where_it_fits_and_made_anew_where_it_doe
     assert all(torch.equal(body[name], value) for name, value in stored.items() if name not in new)
 
 
+def test_a_folder_without_such_a_head_is_a_wrong_request(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HEADS["classification"], "from_pretrained", refusing(ValueError("no head")))
+    told = r"cannot be loaded as a model for a classification task \(no head\); give another by --models\.tiny"
+    with pytest.raises(RequestError, match=told):
+        build(Run("colours", "tiny", "vanilla", 0), make(), COLOURS)
+
+
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), OSError(errno.EIO, os.strerror(errno.EIO))]
 )
-def test_what_the_machine_lacks_is_not_the_models_fault(
-    error: Exception, make: Make, monkeypatch: pytest.MonkeyPatch
+def test_what_the_machine_lacks_while_a_model_is_read_costs_that_run_alone(
+    error: Exception, given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, config = Run("colours", "tiny", "vanilla", 0), make()
+    real = HEADS["classification"].from_pretrained
+    first = refusing(error)
 
-    def refuse(error: Exception) -> None:
-        def load(*_: Any, **__: Any) -> None:
-            raise error
+    def load(*args: Any, **keywords: Any) -> Any:
+        monkeypatch.setattr(HEADS["classification"], "from_pretrained", real)
+        return first()
 
-        monkeypatch.setattr(HEADS["classification"], "from_pretrained", load)
+    monkeypatch.setattr(HEADS["classification"], "from_pretrained", load)
+    with pytest.raises(WorkError, match=r"1 of 2 runs failed"):
+        sweep(given(seeds=[0, 1]))
+    ends = [events(tmp_path / "runs", f"tiny-vanilla-{seed}")[-1]["event"] for seed in (0, 1)]
+    assert ends == ["failed", "end"]
 
-    refuse(ValueError("no head"))
-    told = r"cannot be loaded as a model for a classification task \(no head\); give another by --models\.tiny"
-    with pytest.raises(RequestError, match=told):
-        build(run, config, COLOURS)
-    refuse(error)
-    with pytest.raises(type(error)):
-        build(run, config, COLOURS)
+
+def refusing(error: Exception) -> Callable[..., Any]:
+    def load(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return load
 
 
 def test_an_exported_adversary_is_the_start_where_asked_for_and_there_is_one(

@@ -1,13 +1,12 @@
-"""What docs/loops.md shows is what it says: its code is run, in a loop and in Lightning."""
+"""What docs/loops.md and trainer.md show is what they say: their code is run, in a loop, in Lightning, as a trial."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification
@@ -20,8 +19,13 @@ from asa.optim import OptimConfig
 from tests.asa.conftest import tiny_bert
 from tests.integrations.trainers import rows, weights
 
-CODE = re.findall(r"^```python\n(.*?)^```", (Path(__file__).parents[2] / "docs/loops.md").read_text(), re.S | re.M)
-SAVE, RESUME, LIGHTNING = CODE
+
+def code(page: str) -> list[str]:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+SAVE, RESUME, LIGHTNING = code("loops.md")
 STEPS = 4
 
 
@@ -68,6 +72,7 @@ class Loop:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     model: Any = tiny_bert("classification")
+    model.config.hidden_dropout_prob = 0.1  # all that is drawn is to be drawn alike
     model.base_model.save_pretrained(tmp_path / "model")  # its head is of three classes
     return tmp_path / "model"
 
@@ -93,31 +98,37 @@ class Lightning:
     """A training with the page's module, which begins as a loop does."""
 
     def __init__(self, name: str, folder: Path, out: Path, epochs: int = 1, micro: int = 1) -> None:
+        import lightning as L
+        from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+
         here, before = dict[str, Any](), out / "epoch=0.ckpt"
         exec(LIGHTNING, here)
         torch.manual_seed(0)
         self.module = here["Adversarial"](folder, STEPS, name, micro)
         self.losses: list[float] = []
+
+        def note(trainer: L.Trainer, *_: Any) -> None:
+            self.losses.append(float(trainer.callback_metrics["loss"]))
+
+        def seed(trainer: L.Trainer, module: Any, batch: Any, index: int) -> None:
+            if index == 0:  # of an epoch; Lightning keeps no random state
+                torch.manual_seed(1)
+
+        watch = LambdaCallback(on_train_batch_start=seed, on_train_batch_end=note)
         keep = ModelCheckpoint(out, filename="{epoch}", save_top_k=-1)
         quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        self.trainer = L.Trainer(accelerator="cpu", max_epochs=epochs, callbacks=[keep, Noting(self.losses)], **quiet)
+        self.trainer = L.Trainer(accelerator="cpu", max_epochs=epochs, callbacks=[keep, watch], **quiet)
         rows: Any = batches()
         data = DataLoader(rows, batch_size=None)
         self.trainer.fit(self.module, data, data, ckpt_path=before if before.exists() else None)
 
 
-class Noting(L.Callback):
-    def __init__(self, losses: list[float]) -> None:
-        self.losses = losses
-
-    def on_train_epoch_start(self, *args: Any, **keywords: Any) -> None:
-        torch.manual_seed(1)
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **keywords: Any) -> None:
-        self.losses.append(float(trainer.callback_metrics["loss"]))
+MISSING = find_spec("lightning") is None
+with_lightning = pytest.mark.skipif(MISSING, reason="no lightning, which the extra dev has")
 
 
-@pytest.mark.parametrize(("name", "micro"), [("vanilla", 2), ("asa", 1), ("asa", 2), ("freelb", 2), ("freeat", 1)])
+@with_lightning
+@pytest.mark.parametrize(("name", "micro"), [("vanilla", 2), ("asa", 2), ("smart", 1), ("freelb", 2), ("freeat", 1)])
 def test_lightning_trains_as_a_loop_does(name: str, micro: int, folder: Path, tmp_path: Path) -> None:
     loop = Loop(name, folder, micro)
     found = Lightning(name, folder, tmp_path / "checkpoints", micro=micro)
@@ -128,10 +139,33 @@ def test_lightning_trains_as_a_loop_does(name: str, micro: int, folder: Path, tm
     assert 0 <= found.trainer.callback_metrics["accuracy"] <= 1
 
 
+@with_lightning
 @pytest.mark.parametrize("name", ["asa", "smart"])
-def test_lightning_goes_on_from_its_checkpoint_bit_for_bit(name: str, folder: Path, tmp_path: Path) -> None:
+def test_lightning_goes_on_from_its_checkpoint_but_for_random_numbers(name: str, folder: Path, tmp_path: Path) -> None:
     whole = Lightning(name, folder, tmp_path / "whole", epochs=2)
     Lightning(name, folder, tmp_path / "parts")
     resumed = Lightning(name, folder, tmp_path / "parts", epochs=2)
     assert resumed.losses == whole.losses[STEPS:]
     torch.testing.assert_close(weights(resumed.module.module), weights(whole.module.module), rtol=0, atol=0)
+
+
+class Trial:
+    """Suggests the least of everything, as an Optuna's trial does."""
+
+    def suggest_float(self, name: str, low: float, high: float, log: bool) -> float:
+        return low
+
+
+def test_a_trial_of_a_search_over_a_methods_settings_begins_anew(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    imports, search = code("trainer.md")[0].partition("\nname = ")[0], code("trainer.md")[1]
+    data = [{**row, "labels": row["labels"] % 2} for row in rows("classification", 6)]
+    here: dict[str, Any] = {"name": folder, "rows": data, "dev": data, "tokenizer": None}
+    exec(imports + "\n" + search, here)
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)  # the new head's
+        found.append((here["run"](Trial()), torch.get_rng_state().tolist()))
+    assert found[0] == found[1]

@@ -4,9 +4,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
 from accelerate.utils.other import extract_model_from_parallel
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     BertConfig,
     BertForNextSentencePrediction,
@@ -22,7 +20,6 @@ from transformers import (
     BertForSequenceClassification,
     TrainingArguments,
 )
-from transformers.trainer_utils import HPSearchBackend
 
 from asa.adversary import ASAConfig
 from asa.errors import RequestError
@@ -378,57 +375,6 @@ def test_a_regression_to_what_is_no_number(tmp_path: Path) -> None:
     data[3]["labels"] = torch.tensor(math.nan)
     with pytest.raises(RequestError, match="a label is no finite number, which 'regression' needs; mend the data set"):
         build(tmp_path, model=tiny_bert("regression"), train_dataset=data).train()
-
-
-def searching(folder: Path, **changes: Any) -> AdversarialTrainer:
-    """As hyperparameter_search makes it; a trial's number is what hp_space gives, a dict."""
-    trainer = AdversarialTrainer(
-        args=arguments(folder, **changes),
-        model_init=lambda: tiny_bert("classification"),
-        train_dataset=rows("classification", 8),
-        method="asa",
-    )
-    trainer.hp_search_backend, trainer.hp_space = HPSearchBackend.OPTUNA, lambda trial: trial.params
-    return trainer
-
-
-def train_trial(trainer: AdversarialTrainer, **params: Any) -> dict[str, Tensor]:
-    """Its weights and its adversary's at the end."""
-    with patch("transformers.integrations.hp_params", lambda trial: trial.params):  # it knows Optuna's own class
-        trainer.train(trial=SimpleNamespace(number=0, params=params))
-    adversary = trainer.adversary
-    assert adversary is not None
-    return {**trainer.model.state_dict(), **adversary.state_dict(prefix="adversary.")}
-
-
-def test_a_refused_trial_costs_the_next_ones_nothing(tmp_path: Path) -> None:
-    trainer = searching(tmp_path)
-    train_trial(trainer, label_smoothing_factor=0.0)
-    with pytest.raises(RequestError, match=r"label_smoothing_factor = 0\.1"):
-        train_trial(trainer, label_smoothing_factor=0.1)
-    train_trial(trainer, label_smoothing_factor=0.0)
-
-
-def test_a_trial_is_a_run_of_its_own_settings_its_seed_too(tmp_path: Path) -> None:
-    trainer = searching(tmp_path, max_steps=2)
-    trials = [train_trial(trainer, seed=seed, learning_rate=lr) for seed, lr in ((5, 1e-3), (6, 1e-2))]
-    for found, (seed, lr) in zip(trials, ((5, 1e-3), (6, 1e-2)), strict=True):
-        alone = searching(tmp_path, max_steps=2, seed=seed, learning_rate=lr)
-        alone.hp_search_backend = None
-        torch.testing.assert_close(found, train_trial(alone), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("params", "told"),
-    [
-        ({"tau": 0.5}, "hp_space has 'tau', a setting of the method, which no trial gets; leave it out"),
-        ({"asa.tau": 0.5}, r"hp_space has 'asa\.tau', a setting of the method"),
-        ({"bf16": True}, "bf16 = True in a trial: a trainer computes in the precision it was made with; leave it out"),
-    ],
-)
-def test_what_no_trial_gets_is_refused(params: dict[str, Any], told: str, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=told):
-        train_trial(searching(tmp_path), **params)
 
 
 def test_labels_that_a_head_has_not_are_known_where_it_says_what_it_has() -> None:
