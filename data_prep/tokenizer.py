@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asa.errors import RequestError
 from asa.hf import longest_row
+from asa.portable import save_tokenizer
 from asa.tokenizer import encoder_sha256, ids_of, load_tokenizer, vocab_sha256
 
 
@@ -73,5 +74,5 @@ class Vocabulary:
 
     def save(self, folder: Path) -> Path:
         """Write the tokenizer into `folder` as Hugging Face has it; returns its tokenizer.json."""
-        self._tokenizer.save_pretrained(folder)
+        save_tokenizer(self._tokenizer, folder)
         return folder / "tokenizer.json"

@@ -13,6 +13,7 @@ from asa import manifest
 from asa.config import to_dict
 from asa.errors import RequestError, WorkError
 from asa.families import FAMILIES
+from asa.portable import save_model, save_tokenizer
 from asa.tokenizer import vocab_sha256
 from data_prep import stored, vocabularies
 from data_prep.config import TokenizerConfig
@@ -36,9 +37,9 @@ def train_tokenizer(config: TokenizerConfig) -> None:
         return
     with workspace(config.out, made_from, config.overwrite) as space:
         tokenizer = _train(config, shape)
-        tokenizer.save_pretrained(space.out)
+        save_tokenizer(tokenizer, space.out)
         if shape:
-            _fresh_model(shape, tokenizer, config.seed).save_pretrained(space.out)
+            save_model(_fresh_model(shape, tokenizer, config.seed), space.out)
         facts = {"tokens": len(tokenizer), "tokenizer_sha256": vocab_sha256(tokenizer)}
         manifest.write(space.out, KIND, {**facts, **made_from})
     model = f", a fresh {shape.model_type} model" if shape else ""

@@ -21,6 +21,8 @@ from asa.engine import Engine, PlainEngine, load_parameters
 from asa.methods import METHODS
 from asa.model import TaskModel
 from asa.places import refusal_told
+from asa.portable import save_model as save_portable
+from asa.portable import save_tokenizer
 from asa.tokenizer import for_words, load_tokenizer
 from finetune.config import FinetuneConfig
 from finetune.run import Run
@@ -60,7 +62,9 @@ def _load(folder: Path, flag: str, task: Task) -> tuple["transformers.PreTrained
             num_labels=len(classes),
             id2label=dict(enumerate(classes)),
             label2id={name: index for index, name in enumerate(classes)},
-            problem_type=None,  # the folder's is of another task; without one Hugging Face goes by the classes
+            # The folder's is of another task. Of regression a pipeline would squash the score by a sigmoid without it;
+            # else Hugging Face goes by the classes.
+            problem_type="regression" if task.kind == "regression" else None,
             ignore_mismatched_sizes=True,
             **hf.LOADED,
         )
@@ -125,8 +129,8 @@ def _write(module: TaskModel, source: Path, folder: Path, facts: dict[str, Any])
     with refusal_told(folder), manifest.staging(folder) as partial:
         tokenizer = load_tokenizer(source, "--models")
         with hf.quiet():
-            module.model.save_pretrained(partial)
-        (for_words(tokenizer) if module.kind == "token" else tokenizer).save_pretrained(partial)
+            save_portable(module.model, partial)
+        save_tokenizer(for_words(tokenizer) if module.kind == "token" else tokenizer, partial, module.model)
         if module.adversary is not None:
             module.adversary.save_pretrained(partial)
         manifest.write(partial, "model", facts)

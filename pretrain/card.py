@@ -17,7 +17,10 @@ _HEADS = {
     " with the head that tells replaced tokens (ELECTRA: `AutoModelForPreTraining`, others:"
     " `AutoModelForTokenClassification`), `generator/` its generator (`AutoModelForMaskedLM`).",
 }  # how a card begins
-_ADVERSARY = " `adversary.safetensors` holds its attention adversaries, which the model does not need."
+_ADVERSARY = (
+    " `adversary.safetensors` holds its attention adversaries, which the model does not need: a loader that takes every"
+    " `*.safetensors` of a folder is to be given `model.safetensors`."
+)
 
 
 def card(facts: Mapping[str, Any], events: list[dict[str, Any]], adversary: bool) -> str:

@@ -23,6 +23,7 @@ from asa.errors import RequestError, WorkError
 from asa.families import family
 from asa.model import TaskModel
 from asa.places import refusal_told
+from asa.portable import save_model, save_tokenizer
 from asa.tokenizer import load_tokenizer
 from pretrain.card import card
 from pretrain.config import ExportConfig
@@ -55,8 +56,8 @@ def export(request: ExportConfig) -> float:
     with refusal_told(request.out), manifest.staging(request.out) as folder:
         with hf.quiet():
             for part in parts:
-                part.model.save_pretrained(folder / part.path)
-                tokenizer.save_pretrained(folder / part.path)
+                save_model(part.model, folder / part.path)
+                save_tokenizer(tokenizer, folder / part.path, part.model)
             (folder / "README.md").write_text(about)
             if trained.adversary is not None:
                 trained.adversary.save_pretrained(folder)

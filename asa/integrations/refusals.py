@@ -22,6 +22,9 @@ _INSIDE_BACKWARD = ("lomo", "adalomo")
 
 def refuse_types(model: Any, options: Any = None, args: Any = None) -> None:
     """Raises RequestError for a model, options or arguments of a class that is none of theirs; None passes."""
+    if hasattr(model, "get_base_model"):
+        name = type(model).__name__
+        raise RequestError(f"{name} is PEFT's; give what its get_base_model() returns, and save by its save_pretrained")
     if not isinstance(model, PreTrainedModel | None):
         raise RequestError(f"{type(model).__name__} is no PreTrainedModel; give an ordinary Hugging Face model")
     if not isinstance(options, MethodsConfig | None):
@@ -94,6 +97,16 @@ def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
         raise RequestError(
             "the optimizer does not hold the adversary's parameters; in a create_optimizer of yours, or in the params"
             " of optimizer_cls_and_kwargs, add those of trainer.adversary"
+        )
+
+
+def tell_wrapped(model: torch.nn.Module, folder: str) -> None:
+    """Warn where a saved folder has weights under the names of PEFT's wrappers."""
+    if any(".base_layer." in name for name, _ in model.named_parameters()):
+        warnings.warn(
+            f"{folder} has names of PEFT's, under which from_pretrained finds no weights; save with the PEFT model's"
+            " save_pretrained, or merge_and_unload() first",
+            stacklevel=3,
         )
 
 

@@ -30,6 +30,7 @@ from asa.integrations.refusals import (
     refuse_trial,
     refuse_types,
     tell_slow,
+    tell_wrapped,
 )
 from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
 from asa.methods import METHODS, At, MethodsConfig, groups_read, limits
@@ -115,6 +116,8 @@ class AdversarialTrainer(TypedTrainer):
         refuse_args(self.args)  # those of the trial, in a search
         refuse_types(model)
         self._kind: Kind = kind_of(model, self._asked)
+        if self._kind == "regression":  # as Trainer's passes leave it; without it pipelines squash the score
+            model.config.problem_type = "regression"
         self._method = limits.check(self._name, self._options, self._precision(model), zero=0)
         if self._method.replays > 1:
             raise RequestError(
@@ -253,6 +256,7 @@ class AdversarialTrainer(TypedTrainer):
         # Another model's, saved here before, and first: a kill leaves none beside a model that is not its own.
         (Path(folder) / ADVERSARY_FILE).unlink(missing_ok=True)
         super()._save(output_dir, state_dict)
+        tell_wrapped(self.model, folder)
         if self.adversary is not None:
             self.adversary.save_pretrained(Path(folder))
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, pipeline
 
 from asa import fused, manifest, record
 from asa.engine import PlainEngine, StepStats
@@ -24,7 +24,7 @@ from asa.methods.vanilla import Vanilla
 from finetune import loop, saved
 from finetune.loop import steps_of
 from finetune.meter import Meter
-from finetune.model import HEADS, build, engine_of
+from finetune.model import HEADS, build, engine_of, save_model
 from finetune.predictions import Predictions, predict
 from finetune.run import Run
 from finetune.sweep import Sweep, sweep
@@ -255,6 +255,15 @@ def test_a_head_of_another_task_is_kept_where_it_fits_and_made_anew_where_it_doe
     assert new == ["classifier.bias", "classifier.weight"]
     body = dict(other.model.named_parameters())
     assert all(torch.equal(body[name], value) for name, value in stored.items() if name not in new)
+
+
+def test_a_pipeline_gives_a_saved_regressions_score_as_it_is(make: Make, tmp_path: Path) -> None:
+    config, task = make(), small_task("regression")
+    module, _ = build(Run("near", "tiny", "vanilla", 0), config, task)
+    save_model(engine_of(config, module, 1), config.models["tiny"], tmp_path / "saved", {})
+    scorer: Any = pipeline("text-classification", model=str(tmp_path / "saved"))
+    (found,) = scorer("red")
+    assert found["score"] == pytest.approx(float(scorer.model(**scorer.tokenizer("red", return_tensors="pt")).logits))
 
 
 def test_a_folder_without_such_a_head_is_a_wrong_request(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

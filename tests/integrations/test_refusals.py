@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -316,6 +317,7 @@ def bert(head: Any, **changes: Any) -> Any:
         (bert(BertForSequenceClassification), "token", "'token' does not fit .*'classification'"),
         (bert(BertForSequenceClassification), "sentences", "kind 'sentences' is unknown; .*mlm, classification"),
         (nn.Linear(2, 2), None, "Linear is no PreTrainedModel"),
+        (SimpleNamespace(get_base_model=None), None, r"SimpleNamespace is PEFT's; give what its get_base_model\(\)"),
     ],
 )
 def test_models(model: Any, kind: Any, message: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Whole runs of AdversarialTrainer: it learns, logs, evaluates, saves, resumes, as Trainer does."""
 
+import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
@@ -153,6 +154,33 @@ def test_a_saved_folder_is_an_ordinary_model_with_its_adversary_beside(tmp_path:
     )
     plain.save_model(str(tmp_path / "saved"))
     assert not (tmp_path / "saved" / FILE).exists(), "another model's"
+
+
+def test_a_saved_regression_says_that_it_is_one_as_trainers_does(tmp_path: Path) -> None:
+    model = tiny_bert("regression")
+    assert model.config.problem_type is None
+    trainer = AdversarialTrainer(model, arguments(tmp_path), train_dataset=rows("regression", 4), method="vanilla")
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    assert json.loads((tmp_path / "saved/config.json").read_text())["problem_type"] == "regression"
+
+
+def test_lora_is_told_to_be_saved_by_peft(tmp_path: Path) -> None:
+    class Adapted(torch.nn.Module):
+        """As PEFT wraps a layer."""
+
+        def __init__(self, base_layer: torch.nn.Module) -> None:
+            super().__init__()
+            self.base_layer = base_layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base_layer(x)
+
+    model: Any = tiny_bert("classification")
+    model.classifier = Adapted(model.classifier)
+    trainer = AdversarialTrainer(model, arguments(tmp_path), train_dataset=rows("classification", 4), method="vanilla")
+    with pytest.warns(UserWarning, match=r"PEFT's, under which from_pretrained finds no weights; save with"):
+        trainer.save_model(str(tmp_path / "saved"))
 
 
 @pytest.mark.parametrize("names", ["new", "old"])
