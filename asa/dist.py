@@ -106,6 +106,20 @@ _made: list[Any] = []  # the gloo group beside NCCL, once init has made it
 _timeout: timedelta | None = None  # of a collective, as init was told
 
 
+def agreed(work: Callable[[], T]) -> T:
+    """What `work` gives, in which no rank waits for another. Where it fails on purpose on one rank, it fails on all of
+    them, and rank 0, which says so, has the reason."""
+    done, wrong = list[T](), list[Exception]()
+    try:
+        done.append(work())
+    except (RequestError, WorkError) as error:
+        wrong.append(error)
+    for number, found in enumerate(gather(wrong)):
+        if found:
+            raise found[0] if number == 0 else type(found[0])(f"rank {number}: {found[0]}")
+    return done[0]
+
+
 def _hosts() -> ProcessGroup | None:
     """The group whose messages are host memory. None: the only group there is, which is gloo."""
     return _made[0] if _made else None

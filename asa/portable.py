@@ -35,7 +35,7 @@ def save_tokenizer(
     saved: Any = tokenizer
     saved.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text(encoding="utf-8"))
     changes: dict[str, Any] = {}
     if found.get("tokenizer_class") == "TokenizersBackend":
         changes["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -57,6 +57,6 @@ def _longest(model: "transformers.PreTrainedModel") -> int | None:
 def _change(path: Path, changes: dict[str, Any]) -> None:
     """Set keys of a JSON file, and remove those that are None."""
     if changes:
-        content = json.loads(path.read_text()) | changes
+        content = json.loads(path.read_text(encoding="utf-8")) | changes
         kept = {key: value for key, value in content.items() if value is not None or key not in changes}
-        path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+        path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")

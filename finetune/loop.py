@@ -75,7 +75,7 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
     steps, method = steps_of(config, len(data["train"])), METHODS[run.method](config)
     with ExitStack() as held:
         try:
-            module, new = build(run, config, task)
+            module, new = agreed(lambda: build(run, config, task))
             engine = _guard(config)(lambda: engine_of(config, module, steps * method.replays))
             held.enter_context(_closed(engine))
             progress = alone(lambda: state.resume(folder, engine, method) if going_on else None) or Progress()

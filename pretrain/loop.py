@@ -92,18 +92,16 @@ def _check_inputs(config: PretrainConfig) -> None:
 
 def _verify(config: PretrainConfig) -> None:
     """Hash the shards and the model on every machine. Raises WorkError, on every rank, where one's are damaged."""
-    wrong_here: Exception | None = None
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # each machine may have a copy of its own
+
+    def verify() -> None:
         try:
             manifest.verify(config.data, "shards", "--data")
             inputs(config)  # which looks at the model's weights
-        except (RequestError, WorkError) as error:
-            wrong_here = error
         except OSError as error:
-            wrong_here = WorkError(f"{error.filename or config.data} cannot be read: {error.strerror or error}")
-    for rank, error in enumerate(dist.gather(wrong_here)):
-        if error is not None:
-            raise error if rank == 0 else type(error)(f"rank {rank}: {error}")
+            raise WorkError(f"{error.filename or config.data} cannot be read: {error.strerror or error}") from None
+
+    each = os.environ.get("LOCAL_RANK", "0") == "0"  # each machine may have a copy of its own
+    dist.agreed(verify if each else lambda: None)
 
 
 def _open_record(run: Run) -> Record:

@@ -51,7 +51,7 @@ def build(config: PretrainConfig, device: torch.device, found: Path | None = Non
     """Model, engine, method and data, at the position of the checkpoint `found` if there is one. All ranks call it."""
     method = METHODS[config.method](config)
     objective = objective_of(config)
-    module, notes = objective.build(config, config.asa if method.uses_adversary else None)
+    module, notes = dist.agreed(lambda: objective.build(config, config.asa if method.uses_adversary else None))
     if method.uses_adversary and (told := slow_adversary(config.optim.eps, config.asa.reversal)):
         notes = [*notes, f"note: {told}; set --optim.eps or --asa.reversal"]
     for note in [*notes, *rounding(config.precision, device.type == "cuda")]:

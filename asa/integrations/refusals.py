@@ -1,9 +1,8 @@
 """What of Hugging Face's Trainer the adversarial one turns down rather than do wrongly or not at all."""
 
-import inspect
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ _INSIDE_BACKWARD = ("lomo", "adalomo")
 
 def refuse_types(model: Any, options: Any = None, args: Any = None) -> None:
     """Raises RequestError for a model, options or arguments of a class that is none of theirs; None passes."""
-    if hasattr(model, "get_base_model"):
+    if hasattr(model, "get_base_model") and not isinstance(model, PreTrainedModel):
         name = type(model).__name__
         raise RequestError(f"{name} is PEFT's; give what its get_base_model() returns, and save by its save_pretrained")
     if not isinstance(model, PreTrainedModel | None):
@@ -45,35 +44,6 @@ def refuse_trainer(trainer: "AdversarialTrainer", fitted: bool = False) -> None:
     fitted: the optimizer is the one it trains with, of which `refuse_optimizer` tells."""
     for found in _wrong_trainer(trainer, fitted):
         raise RequestError(found)
-
-
-def refuse_trial(trainer: "AdversarialTrainer", given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raises RequestError for what a trial of hyperparameter_search is told and does not get. Args: given, what it is
-    told; settings, the method's by their dotted keys."""
-    for found in _wrong_trial(trainer, given, settings):
-        raise RequestError(found)
-
-
-def _wrong_trial(trainer: "AdversarialTrainer", given: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
-    own = set(settings)
-    make: Any = trainer.model_init
-    if not inspect.signature(make).parameters:  # else they may be the model's, of which Trainer's log warns
-        own |= {key.rpartition(".")[2] for key in settings}
-    computed = trainer.accelerator.mixed_precision
-    for name, value in given.items():
-        got = getattr(trainer.args, name, None)
-        if name in own and not hasattr(trainer.args, name):
-            yield (
-                f"hp_space has {name!r}, a setting of the method, which no trial gets; leave it out, and make a trainer"
-                " with its own options= for each value"
-            )
-        elif name in ("bf16", "fp16") and got != (computed == name):
-            yield (
-                f"{name} = {value} in a trial: a trainer computes in the precision it was made with; leave it out of"
-                " hp_space"
-            )
-        elif isinstance(value, int | float) and isinstance(got, int | float) and got != value:
-            yield f"{name} = {value} in a trial would be {got}, as {type(got).__name__}; give numbers of that type"
 
 
 def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
@@ -102,7 +72,8 @@ def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
 
 def tell_wrapped(model: torch.nn.Module, folder: str) -> None:
     """Warn where a saved folder has weights under the names of PEFT's wrappers."""
-    if any(".base_layer." in name for name, _ in model.named_parameters()):
+    loaded = getattr(model, "_hf_peft_config_loaded", False)  # transformers' own adapters, which it saves as such
+    if not loaded and any(".base_layer." in name for name, _ in model.named_parameters()):
         warnings.warn(
             f"{folder} has names of PEFT's, under which from_pretrained finds no weights; save with the PEFT model's"
             " save_pretrained, or merge_and_unload() first",

@@ -57,7 +57,10 @@ def _sequence_kind(config: PreTrainedConfig) -> Kind:
     if problem != "regression" and (problem or numbers > 1):
         return "classification"
     if numbers > 1:
-        raise RequestError(f"a regression of {numbers} numbers has no loss here; load with num_labels=1")
+        raise RequestError(
+            f"a regression of {numbers} numbers has no loss here; load with num_labels=1, or for"
+            " classes with problem_type=None"
+        )
     return "regression"
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,8 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
-from transformers.trainer_utils import HPSearchBackend
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from asa import hf, manifest
 from asa.adversary import FILE as ADVERSARY_FILE
@@ -20,18 +18,17 @@ from asa.batch import Kind
 from asa.config import flat, to_dict
 from asa.engine import Engine, Precision, forget_old_weights
 from asa.errors import RequestError
-from asa.integrations.base import TypedTrainer
 from asa.integrations.own_loss import refuse_loss
 from asa.integrations.passes import AcceleratedPasses, Means
 from asa.integrations.refusals import (
     refuse_args,
     refuse_optimizer,
     refuse_trainer,
-    refuse_trial,
     refuse_types,
     tell_slow,
     tell_wrapped,
 )
+from asa.integrations.search import SearchingTrainer
 from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
 from asa.methods import METHODS, At, MethodsConfig, groups_read, limits
 from asa.model import TaskModel
@@ -41,7 +38,7 @@ METHOD_FILE = "method.safetensors"
 COMPARED = 8  # micro-batches whose loss by the model's own forward is looked at: of one class alone it tells nothing
 
 
-class AdversarialTrainer(TypedTrainer):
+class AdversarialTrainer(SearchingTrainer):
     """A Trainer that trains by `method`, a name of asa.methods.METHODS; everything else is Trainer's own.
 
         AdversarialTrainer(model, args, train_dataset=rows, processing_class=tokenizer, method="asa").train()
@@ -96,8 +93,6 @@ class AdversarialTrainer(TypedTrainer):
         self._name, self._options = method, options or MethodsConfig()
         self._asked: Kind | None = kind
         self._means = Means()
-        self._unsearched: dict[str, Any] = {}
-        self._begun: Any = None  # the trial whose arguments are in place
         super().__init__(model, args, *rest, **keywords)
         if args is None:
             refuse_args(self.args)  # those the Trainer has made itself
@@ -138,38 +133,10 @@ class AdversarialTrainer(TypedTrainer):
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         if trial is not None and self.hp_search_backend is not None:
-            self._begin_trial(trial)
+            self.begin_trial(trial, self._settings)
         model = super().call_model_init(trial)
         self._take(model)
         return model
-
-    def hyperparameter_search(self, *args: Any, **keywords: Any) -> Any:
-        """Trainer's own, but that every trial is the run that its settings give alone; docs/trainer.md has what of a
-        trial is refused."""
-        self._unsearched = {field.name: getattr(self.args, field.name) for field in fields(self.args)}
-        return super().hyperparameter_search(*args, **keywords)
-
-    def _begin_trial(self, trial: Any) -> None:
-        """Take a trial's arguments before its model is made: Trainer does so after it, and the model would be drawn and
-        judged by the trial before's. What the trial leaves out is as it was before the search."""
-        seed, space = self.args.seed, self.hp_space
-        for name, value in self._unsearched.items():
-            setattr(self.args, name, value)
-        given = space(trial) if self.hp_search_backend == HPSearchBackend.OPTUNA else trial
-        self.hp_space: Callable[[Any], Any] = lambda _: given  # the user's is asked once
-        try:
-            super()._hp_search_setup(trial)
-        finally:
-            self.hp_space = space
-        self._begun = trial
-        refuse_trial(self, given, self._settings)
-        if self.args.seed != seed:
-            set_seed(self.args.seed)
-
-    def _hp_search_setup(self, trial: Any) -> None:
-        if trial is None or trial is not self._begun:
-            super()._hp_search_setup(trial)
-        self._begun = None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         self._task.to(self.args.device)

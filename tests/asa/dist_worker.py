@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from asa import dist
-from asa.errors import RequestError
+from asa.errors import RequestError, WorkError
 
 
 def failing(error: Exception) -> Callable[[], None]:
@@ -28,6 +28,15 @@ def told(error: Exception) -> list[str]:
     return []
 
 
+def agreed(wrong: int) -> list[str]:
+    """What a failure on one rank is on this one."""
+    try:
+        dist.agreed(failing(WorkError("not read")) if dist.rank() == wrong else lambda: None)
+    except Exception as caught:
+        return [type(caught).__name__, str(caught)]
+    return []
+
+
 def main(out: Path) -> None:
     dist.init(cuda=False, launched=True)
     rank = dist.rank()
@@ -40,6 +49,7 @@ def main(out: Path) -> None:
         "on_main": dist.on_main(lambda: f"made on {rank}"),
         "from_main": dist.from_main_(torch.tensor([5.0 + rank])).tolist(),
         "deliberate": told(RequestError("no such thing")),
+        "agreed": [agreed(wrong=1), agreed(wrong=0), dist.agreed(lambda: "made")],
         "unforeseen": told(KeyError("lost")),
     }
     if dist.is_main():

@@ -38,6 +38,7 @@ def test_each_rank_knows_its_place_and_leaves_it(told: list[dict[str, Any]]) -> 
         ("from_main", [5.0]),
         ("store", "said"),
         ("deliberate", ["RequestError", "no such thing"]),
+        ("agreed", [["WorkError", "rank 1: not read"], ["WorkError", "not read"], "made"]),
     ],
 )
 def test_all_ranks_know_the_same(what: str, known: Any, told: list[dict[str, Any]]) -> None:

@@ -1,6 +1,7 @@
 """A method that fails at its third pass on one rank, by `outside`: rank, and what (memory, work, bug), or nan, and the
-rank's next predictions are not finite."""
+rank's next predictions are not finite, or disk, and the rank does not get to read its model."""
 
+import errno
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from asa.errors import WorkError
 from asa.methods import At, MethodsConfig
 from asa.methods.vanilla import Vanilla
 from finetune import loop
+from finetune.model import HEADS
 from finetune.predictions import Predictions
 
 ERRORS: dict[str, Any] = {
@@ -31,10 +33,23 @@ def spoiled(*given: Any) -> Predictions:
     return found._replace(logits=[row * float("nan") for row in found.logits])
 
 
+class Unread:
+    """In place of a class of Hugging Face's, once."""
+
+    real = HEADS["classification"]
+
+    @classmethod
+    def from_pretrained(cls, *_: Any, **__: Any) -> None:
+        HEADS["classification"] = cls.real
+        raise OSError(errno.EIO, "Input/output error")
+
+
 class Failing(Vanilla):
     def __init__(self, settings: MethodsConfig) -> None:
         self.rank, self.what = settings.outside["rank"], str(settings.outside["what"])
         self.passes_made = 0
+        if self.what == "disk" and dist.rank() == self.rank and HEADS["classification"] is not Unread:
+            HEADS["classification"] = Unread
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, torch.Tensor]:
         self.passes_made += 1

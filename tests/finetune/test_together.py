@@ -60,6 +60,16 @@ def test_full_memory_on_one_rank_ends_the_run_alone(make: Make, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_a_model_that_one_rank_cannot_read_costs_the_run_alone(make: Make, tmp_path: Path) -> None:
+    codes, errors, out = together(make, tmp_path, "disk")
+    assert codes == [1, 1], errors
+    assert f"1 of 2 runs failed (colours/tiny-{FAILING}-0); the first: rank 1: " in errors[0]
+    assert "could not be read ([Errno 5] Input/output error)" in errors[0]
+    assert events(out, f"tiny-{FAILING}-0")[-1]["event"] == "failed"
+    assert events(out, "tiny-vanilla-0")[-1]["event"] == "end"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_prediction_that_is_not_finite_on_one_rank_ends_the_run_alone(rank: int, make: Make, tmp_path: Path) -> None:
     codes, errors, out = together(make, tmp_path, "nan", rank)

@@ -120,7 +120,8 @@ def test_kernels_that_compute_something_else_are_told_and_left_alone(
 
 @pytest.mark.parametrize(
     ("threshold", "share"),
-    [pytest.param(0, 1.0, marks=SLOW_HERE), (49152, 0.25)],  # none dropped; those dropped that stay
+    # None dropped; those dropped that stay.
+    [pytest.param(0, 1.0, marks=SLOW_HERE), pytest.param(49152, 0.25, marks=SLOW_HERE)],
 )
 def test_a_wrong_share_of_dropout_on_which_all_kernels_agree_is_noticed(
     threshold: int, share: float, monkeypatch: pytest.MonkeyPatch

@@ -164,8 +164,15 @@ def test_a_trial_of_a_search_over_a_methods_settings_begins_anew(
     data = [{**row, "labels": row["labels"] % 2} for row in rows("classification", 6)]
     here: dict[str, Any] = {"name": folder, "rows": data, "dev": data, "tokenizer": None}
     exec(imports + "\n" + search, here)
-    found = []
+    first: list[dict[str, Tensor]] = []
+
+    class Noting(here["AdversarialTrainer"]):
+        def train(self, *args: Any, **keywords: Any) -> Any:
+            first.append(weights(self.model))
+            return super().train(*args, **keywords)
+
+    here["AdversarialTrainer"] = Noting
     for _ in range(2):
         torch.manual_seed(0)  # the new head's
-        found.append((here["run"](Trial()), torch.get_rng_state().tolist()))
-    assert found[0] == found[1]
+        assert 0 <= here["run"](Trial()) <= 1
+    torch.testing.assert_close(*first, rtol=0, atol=0)

@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Tr
 from asa.adversary import FILE, Adversaries, ASAConfig
 from asa.errors import RequestError
 from asa.integrations.passes import Means
+from asa.integrations.refusals import tell_wrapped
 from asa.integrations.transformers import METHOD_FILE, AdversarialTrainer
 from asa.methods import METHODS, MethodsConfig
 from asa.model import TaskModel
@@ -181,6 +182,10 @@ def test_lora_is_told_to_be_saved_by_peft(tmp_path: Path) -> None:
     trainer = AdversarialTrainer(model, arguments(tmp_path), train_dataset=rows("classification", 4), method="vanilla")
     with pytest.warns(UserWarning, match=r"PEFT's, under which from_pretrained finds no weights; save with"):
         trainer.save_model(str(tmp_path / "saved"))
+    model._hf_peft_config_loaded = True  # transformers' own adapters, saved as such
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tell_wrapped(model, "saved")
 
 
 @pytest.mark.parametrize("names", ["new", "old"])

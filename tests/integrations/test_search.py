@@ -94,6 +94,13 @@ def test_a_refused_trial_costs_the_next_ones_nothing(backend: Backend, tmp_path:
     torch.testing.assert_close(third, trained(searching(tmp_path, learning_rate=1e-2)), rtol=0, atol=0)
 
 
+def test_a_search_leaves_nothing_to_the_next(backend: Backend, tmp_path: Path) -> None:
+    trainer = searching(tmp_path)
+    search(backend, trainer, {"weight_decay": 0.5, "seed": 7}, {"label_smoothing_factor": 0.1})
+    *_, found = search(backend, trainer, {"learning_rate": 1e-2})
+    torch.testing.assert_close(found, trained(searching(tmp_path, learning_rate=1e-2)), rtol=0, atol=0)
+
+
 def test_what_a_trial_has_is_asked_once(backend: Backend, tmp_path: Path) -> None:
     rates = iter([1e-3, 1e-2])
     trainer = searching(tmp_path)
@@ -108,7 +115,10 @@ def test_what_a_trial_has_is_asked_once(backend: Backend, tmp_path: Path) -> Non
         ({"tau": 0.5}, "hp_space has 'tau', a setting of the method, which no trial gets; leave it out"),
         ({"asa.tau": 0.5}, "hp_space has 'asa.tau', a setting of the method"),
         ({"bf16": True}, "bf16 = True in a trial: a trainer computes in the precision it was made with; leave it out"),
-        ({"save_steps": 0.5}, "save_steps = 0.5 in a trial would be 0, as int; give numbers of that type"),
+        (
+            {"save_steps": 0.5},
+            "save_steps = 0.5 in a trial would be 0, of the type it has in the trainer's arguments; give it there as a",
+        ),
     ],
 )
 def test_what_no_trial_gets_is_refused(given: dict[str, Any], told: str, backend: Backend, tmp_path: Path) -> None:
@@ -118,5 +128,5 @@ def test_what_no_trial_gets_is_refused(given: dict[str, Any], told: str, backend
 
 
 def test_what_model_init_may_read_is_not_refused(backend: Backend, tmp_path: Path) -> None:
-    (found,) = search(backend, searching(tmp_path, lambda trial: model()), {"dropout": 0.3})
+    (found,) = search(backend, searching(tmp_path, lambda trial: model()), {"dropout": 0.3, "seed": 5.5})
     assert not isinstance(found, RequestError)

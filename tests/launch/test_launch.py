@@ -33,6 +33,7 @@ def python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=SETTINGS, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.slow  # three launches; the quickstart makes such, and contract tests compare updates
 def test_two_processes_train_as_one_does_and_say_what_they_run(request_: PretrainConfig, tmp_path: Path) -> None:
     # Vanilla, whose loss and task terms are one tensor.
     config = replace(request_, method="vanilla", steps=12, micro_batch=2, optim=OptimConfig(lr=1e-2))
