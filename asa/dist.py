@@ -106,20 +106,6 @@ _made: list[Any] = []  # the gloo group beside NCCL, once init has made it
 _timeout: timedelta | None = None  # of a collective, as init was told
 
 
-def agreed(work: Callable[[], T]) -> T:
-    """What `work` gives, in which no rank waits for another. Where it fails on purpose on one rank, it fails on all of
-    them, and rank 0, which says so, has the reason."""
-    done, wrong = list[T](), list[Exception]()
-    try:
-        done.append(work())
-    except (RequestError, WorkError) as error:
-        wrong.append(error)
-    for number, found in enumerate(gather(wrong)):
-        if found:
-            raise found[0] if number == 0 else type(found[0])(f"rank {number}: {found[0]}")
-    return done[0]
-
-
 def _hosts() -> ProcessGroup | None:
     """The group whose messages are host memory. None: the only group there is, which is gloo."""
     return _made[0] if _made else None
@@ -220,6 +206,31 @@ def on_main(work: Callable[[], T]) -> T:
     if outcome[1] is not None:
         raise unforeseen or outcome[1]
     return outcome[0]
+
+
+def agreed(work: Callable[[], T]) -> T:
+    """What `work` gives, in which no rank waits for another. Where it fails on one rank, it fails on all of them:
+    the first deliberate error, which names its rank; any other as itself where it is, and as Apart elsewhere."""
+    done: list[T] = []
+    error: Exception | None = None
+    try:
+        done.append(work())
+    except Exception as found:
+        error = found
+    if any_(error is not None):
+        deliberate = error is None or isinstance(error, RequestError | WorkError)
+        _raise(error, gather(error if deliberate else repr(error)))
+    return done[0]
+
+
+def _raise(error: Exception | None, told: list[Exception | str | None]) -> None:
+    """Args: told, of each rank None, its deliberate error, or what another was."""
+    bugs = [f"rank {number} failed: {found}" for number, found in enumerate(told) if isinstance(found, str)]
+    if bugs:
+        raise error if error and not isinstance(error, RequestError | WorkError) else Apart(bugs[0])
+    for number, found in enumerate(told):
+        if isinstance(found, Exception):
+            raise found if number == 0 else type(found)(f"rank {number}: {found}")
 
 
 def from_main_(tensor: Tensor) -> Tensor:

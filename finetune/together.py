@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from asa import dist
-from asa.errors import Apart, RequestError, WorkError
+from asa.errors import Apart, WorkError
 from asa.record import Record
 
 T = TypeVar("T")
@@ -23,25 +23,17 @@ def agreed(work: Callable[[], T]) -> T:
 
     Raises: RequestError or WorkError, full memory as such; a bug as itself where it is, and as Alone on the others.
     """
-    done: list[T] = []
-    error: Exception | None = None
+
+    def told() -> T:
+        try:
+            return work()
+        except torch.OutOfMemoryError as error:
+            raise _told(error) from None
+
     try:
-        done.append(work())
-    except Exception as found:
-        error = _told(found)
-    if dist.any_(error is not None):
-        deliberate = isinstance(error, RequestError | WorkError)
-        _raise(error, dist.gather(None if error is None else (deliberate, str(error) if deliberate else repr(error))))
-    return done[0]
-
-
-def _raise(error: Exception | None, told: list[Any]) -> None:
-    """Args: told, of each rank None or whether it failed on purpose, and how."""
-    bugs = [f"rank {rank} failed: {found[1]}" for rank, found in enumerate(told) if found and not found[0]]
-    if error is None or (bugs and isinstance(error, RequestError | WorkError)):
-        first = next(f"rank {rank}: {found[1]}" for rank, found in enumerate(told) if found)
-        error = Alone(bugs[0]) if bugs else WorkError(first)
-    raise error
+        return dist.agreed(told)
+    except Apart as error:
+        raise Alone(str(error)) from None
 
 
 def alone(work: Callable[[], T]) -> T:
