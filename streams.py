@@ -9,11 +9,14 @@ from contextlib import contextmanager, suppress
 from io import RawIOBase, TextIOWrapper
 from typing import Any, TextIO, TypeVar
 
+from tqdm import tqdm
+
 from asa.places import FULL
 
 T = TypeVar("T")
 
 CUT_OFF = (*FULL, errno.EFBIG)  # the last is a limit on a file's size
+SELDOM = 30.0  # seconds between two states of a bar where there is no terminal
 
 
 class Lasting:
@@ -114,3 +117,33 @@ def lasting_output() -> Generator[list[Lasting]]:
         for place in unblocked:
             with suppress(OSError):  # closed
                 os.set_blocking(place, False)
+
+
+class _Lines:
+    """A stream that gets the states of a bar as lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        if state := text.strip():  # what else a bar writes clears a terminal's line
+            self._stream.write(state + "\n")
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def bar(what: str, total: int, unit: str, *, often: float = 0.5, **settings: Any) -> tqdm:
+    """A progress bar on stderr: redrawn each `often` seconds on a terminal. Elsewhere a line each half minute, since
+    what passes the output of other machines on (pdsh, srun) waits for the end of a line, and logs of weeks grow.
+
+    Args: settings, more of tqdm's.
+    """
+    settings |= {"desc": what, "total": total, "unit": unit, "miniters": 0}
+    if sys.stderr is None:  # after `2>&-`
+        settings["disable"] = True
+    elif sys.stderr.isatty():
+        settings["mininterval"] = often
+    else:
+        settings |= {"mininterval": SELDOM, "file": _Lines(sys.stderr)}
+    return tqdm(**settings)

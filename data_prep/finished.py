@@ -12,7 +12,7 @@ from asa import manifest
 from asa.errors import RequestError, WorkError
 from asa.places import check_folder
 from data_prep import hub
-from data_prep.parts import bar
+from data_prep.parts import bytes_bar
 from data_prep.workspace import discard
 
 # Raised whenever the same input would give other documents or rows than before.
@@ -33,7 +33,7 @@ def identity(config_sha256: str, sources: Sequence[Path | str]) -> dict[str, Any
 
 def _hashed(sources: list[str]) -> Iterator[dict[str, str]]:
     total = sum(Path(source).stat().st_size for source in sources if not hub.is_hub(source))
-    with bar("hashing the inputs", total) as progress:
+    with bytes_bar("hashing the inputs", total) as progress:
         for source in sources:
             if hub.is_hub(source):
                 yield hub.identity(source)

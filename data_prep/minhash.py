@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from rensa.rensa import RMinHash
-from tqdm import tqdm
 
 from asa.scripts import UNSPACED
+from streams import bar
 
 # N documents of a part, H hashes of a signature, B bands
 HASHES, BANDS, BAND_HASHES = 128, 21, 6
@@ -92,7 +92,7 @@ def find(folder: Path, parts: int, threshold: float) -> Duplicates:
     filled = [number for number in range(parts) if (folder / f"bands-{number:06d}.npy").is_file()]
     if threshold < 1 and filled:
         signatures = _Signatures(folder, filled)
-        for band in tqdm(range(BANDS), desc="comparing", unit="band", delay=5):
+        for band in bar("comparing", BANDS, "band", iterable=range(BANDS), delay=5):
             keys = np.concatenate([_load(folder, "bands", number)[band] for number in filled])
             for first, other in _pairs(keys, ~(exact | near)):
                 near[other[signatures.likeness(first, other) >= threshold]] = True

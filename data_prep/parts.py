@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -25,6 +24,7 @@ from tqdm import tqdm
 import interrupts
 from asa.errors import WorkError
 from asa.places import FULL, fsync
+from streams import bar
 
 Facts = dict[str, Any]
 # Gets a part's task and an empty folder, writes the part's files there under their final names, returns its facts
@@ -104,11 +104,9 @@ def _do(work: Work, marks: Path, into: Path, part: Part) -> Part:
     return part
 
 
-def bar(what: str, total: int, done: int = 0) -> tqdm:
+def bytes_bar(what: str, total: int, done: int = 0) -> tqdm:
     """A progress bar of bytes, with rate and time left, for what takes more than five seconds."""
-    # A terminal is redrawn twice a second, a log file gets a line every half minute.
-    often = 0.5 if sys.stderr.isatty() else 30.0
-    return tqdm(desc=what, total=total, initial=done, unit="B", unit_scale=True, delay=5, mininterval=often, miniters=0)
+    return bar(what, total, "B", initial=done, unit_scale=True, delay=5)
 
 
 class _Progress:
@@ -117,7 +115,7 @@ class _Progress:
     def __init__(self, stage: str, parts: Sequence[Part], todo: Sequence[Part]) -> None:
         self.stage, self.all, self.done = stage, len(parts), len(parts) - len(todo)
         total = sum(part.size for part in parts)
-        self.bar = bar(stage, total, total - sum(part.size for part in todo))
+        self.bar = bytes_bar(stage, total, total - sum(part.size for part in todo))
 
     def add(self, part: Part) -> None:
         self.done += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
-from data_prep.parts import bar
+from data_prep.parts import bytes_bar
 from data_prep.text import Document
 
 
@@ -48,7 +48,7 @@ def copy(folders: list[Path], kind: str, target: Path, flag: str) -> None:
     Raises: RequestError for a folder that is not of that kind; WorkError for a damaged one.
     """
     every = [(folder / name, target / name) for folder in folders for name in manifest.files(folder, kind, flag)]
-    with bar(f"copying {kind}", sum(source.stat().st_size for source, _ in every)) as progress:
+    with bytes_bar(f"copying {kind}", sum(source.stat().st_size for source, _ in every)) as progress:
         for folder in folders:
             manifest.verify(folder, kind, flag)
         for source, copied in every:

@@ -5,6 +5,7 @@ from typing import Any
 from tqdm import tqdm
 
 from asa import dist
+from streams import bar
 
 SHOWN = ("generator", "task", "asa", "asa_token", "asa_sentence", "penalty", "smooth", "proximal", "attacked")
 
@@ -26,5 +27,4 @@ def postfix(values: dict[str, Any]) -> str:
 
 def progress_bar(method: str, step: int, steps: int) -> tqdm:
     """The bar of rank 0, begun at `step`; other ranks get one that shows nothing."""
-    shown = dist.is_main()
-    return tqdm(total=steps, initial=step, desc=f"pretrain {method}", unit="step", disable=not shown, mininterval=1)
+    return bar(f"pretrain {method}", steps, "step", often=1, initial=step, disable=not dist.is_main())

@@ -214,3 +214,37 @@ def test_there_may_be_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
     with lasting_output():
         print("nowhere")
     assert sys.stdout is None
+
+
+BAR = (
+    "import streams; streams.SELDOM = {seldom}\n"
+    "with streams.bar('work', 3, 'step') as bar: bar.update(); bar.write('said'); bar.update(2)"
+)
+
+
+@pytest.mark.parametrize(("seldom", "states"), [(0, ["0/3", "1/3", "3/3", "3/3"]), (30, ["0/3", "3/3"])])
+def test_without_a_terminal_a_bar_tells_its_states_in_lines(seldom: int, states: list[str]) -> None:
+    """What passes the output of other machines on keeps what has no end of a line."""
+    done = subprocess.run(
+        [sys.executable, "-c", BAR.format(seldom=seldom)], capture_output=True, check=True, stdin=subprocess.DEVNULL
+    )
+    assert done.stdout == b"said\n"
+    assert b"\r" not in done.stderr
+    assert [line.rsplit("| ", 1)[1].split()[0] for line in done.stderr.decode().splitlines()] == states
+
+
+def test_on_a_terminal_a_bar_is_redrawn() -> None:
+    reader, writer = os.openpty()
+    termios.tcsetwinsize(writer, (24, 80))
+    subprocess.run([sys.executable, "-c", BAR.format(seldom=30)], stdout=writer, stderr=writer, check=True)
+    os.close(writer)
+    shown = os.read(reader, 10000)
+    os.close(reader)
+    assert shown.count(b"\rwork") >= 2
+    assert b"said" in shown
+
+
+def test_a_bar_without_stderr_shows_nothing() -> None:
+    line = f'exec "{sys.executable}" -c "$0" 2>&-'
+    done = subprocess.run(["bash", "-c", line, BAR.format(seldom=0)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("said\n", "")
