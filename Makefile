@@ -49,8 +49,9 @@ quickstart: setup
 	  --out $(RUNS)/finetune $(FINETUNE_ARGS)
 	$(PY) -m finetune report $(RUNS) --out $(RUNS)/report
 
-# Two processes of one thread each. A file stays in one, since its tests may share what took long to make.
-SUITE := pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes of one thread each: on two cores one of them often waits for what its test has started. A file stays
+# in one, since its tests may share what took long to make.
+SUITE := pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup
 	OMP_NUM_THREADS=1 $(PY) -m $(SUITE)
