@@ -96,27 +96,28 @@ def lasting_output() -> Generator[list[Lasting]]:
     would come by itself. What a parent has made non-blocking waits for its reader, or it would lose what a full pipe
     does not take. Gives the streams."""
     before: dict[str, TextIO | None] = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-    lasting = {name: Lasting(stream) for name, stream in before.items() if stream}  # None after `>&-`
-    unblocked = list[int]()
-    for name, stream in lasting.items():
-        if isinstance(before[name], TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-            with suppress(OSError):  # no descriptor: a test's
-                if not os.get_blocking(place := stream.fileno()):
-                    os.set_blocking(place, True)
-                    unblocked.append(place)
-            stream.collect()
-        setattr(sys, name, stream)
-    try:
-        yield list(lasting.values())
-    finally:
+    with open(os.devnull, "w") as nowhere:  # after `>&-` there is None, of which bars fail
+        lasting = {name: Lasting(stream or nowhere) for name, stream in before.items()}
+        unblocked = list[int]()
         for name, stream in lasting.items():
-            stream.flush()
-            stream.release()
-            setattr(sys, name, before[name])
-        for place in unblocked:
-            with suppress(OSError):  # closed
-                os.set_blocking(place, False)
+            if isinstance(before[name], TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+                with suppress(OSError):  # no descriptor: a test's
+                    if not os.get_blocking(place := stream.fileno()):
+                        os.set_blocking(place, True)
+                        unblocked.append(place)
+                stream.collect()
+            setattr(sys, name, stream)
+        try:
+            yield list(lasting.values())
+        finally:
+            for name, stream in lasting.items():
+                stream.flush()
+                stream.release()
+                setattr(sys, name, before[name])
+            for place in unblocked:
+                with suppress(OSError):  # closed
+                    os.set_blocking(place, False)
 
 
 class _Lines:
@@ -139,11 +140,7 @@ def bar(what: str, total: int, unit: str, *, often: float = 0.5, **settings: Any
 
     Args: settings, more of tqdm's.
     """
-    settings |= {"desc": what, "total": total, "unit": unit, "miniters": 0}
-    if sys.stderr is None:  # after `2>&-`
-        settings["disable"] = True
-    elif sys.stderr.isatty():
-        settings["mininterval"] = often
-    else:
-        settings |= {"mininterval": SELDOM, "file": _Lines(sys.stderr)}
-    return tqdm(**settings)
+    settings = {**settings, "desc": what, "total": total, "unit": unit, "miniters": 0}
+    if sys.stderr.isatty():
+        return tqdm(mininterval=often, **settings)
+    return tqdm(mininterval=SELDOM, file=_Lines(sys.stderr), **settings)

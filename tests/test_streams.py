@@ -244,7 +244,10 @@ def test_on_a_terminal_a_bar_is_redrawn() -> None:
     assert b"said" in shown
 
 
-def test_a_bar_without_stderr_shows_nothing() -> None:
+@pytest.mark.parametrize("bar", ["streams.bar('work', 3, 'step')", "tqdm(total=3, mininterval=0, disable=None)"])
+def test_a_bar_without_stderr_shows_nothing(bar: str) -> None:
+    used = "bar.update(3); bar.write('said')"
+    code = f"import streams; from tqdm import tqdm\nwith streams.lasting_output(), {bar} as bar: {used}"
     line = f'exec "{sys.executable}" -c "$0" 2>&-'
-    done = subprocess.run(["bash", "-c", line, BAR.format(seldom=0)], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", line, code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("said\n", "")
