@@ -132,6 +132,9 @@ class Batch:
         """On the device. What lies in the host's memory is looked at for padding on the way."""
 
         def move(tensor: Tensor) -> Tensor:
+            if device.type == "cuda" and tensor.device.type == "cpu":
+                # For a copy out of memory that may be paged out the host would wait, and so for all queued before it.
+                tensor = tensor.contiguous().pin_memory()
             return tensor.to(device, non_blocking=True)
 
         positions = None if self.positions is None else move(self.positions)

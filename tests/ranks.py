@@ -1,6 +1,7 @@
 """Several processes of one group, for tests."""
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -17,8 +18,10 @@ from torch._C._distributed_c10d import TCPStore
 
 ON_CPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 FORKS = multiprocessing.get_context("forkserver")
-# What ranks take seconds to import.
-FORKS.set_forkserver_preload(["torch", "deepspeed", "transformers.modeling_utils"])
+# What ranks take seconds to import; DeepSpeed's optimizers import the last, and with it torch's compiler.
+PRELOADED = ["torch", "deepspeed", "transformers.models.bert.modeling_bert"]
+PRELOADED += ["deepspeed.runtime.zero.muon.original_muon"]
+FORKS.set_forkserver_preload(PRELOADED)
 
 
 def run_ranks(world: int, module: str, *args: object, timeout: float, cuda: bool = False) -> str:
@@ -76,6 +79,7 @@ def _ended(ranks: list[Any], timeout: float) -> bool:
 
 
 def _rank(words: list[str], variables: dict[str, str], out: Path, err: Path) -> None:
+    gc.freeze()  # what was imported: ZeRO 3 asks for a collection of everything whenever an engine is made
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.clear()

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import set_seed, trainer_utils
 from transformers.trainer_utils import HPSearchBackend
 
+from asa.config import flat
 from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
 
@@ -65,7 +66,7 @@ def _wrong_trial(trainer: "SearchingTrainer", given: Mapping[str, Any], settings
     if not utils.number_of_arguments(trainer.model_init):  # else they may be the model's, of which Trainer's log warns
         own |= {key.rpartition(".")[2] for key in settings}
     computed = trainer.accelerator.mixed_precision
-    for name, value in given.items():
+    for name, value in flat(dict(given)).items():  # a method's settings may be told by groups
         got = getattr(trainer.args, name, None)
         if name in own and not hasattr(trainer.args, name):
             yield (

@@ -111,6 +111,22 @@ def test_a_gpu_is_not_waited_for_before_the_update(name: str) -> None:
         method.after_step(engine)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_batch_goes_to_a_gpu_that_is_at_work_without_waiting_for_it() -> None:
+    """Copies of 64 KiB and less never wait; asking the driver for memory may, so the first copy is not looked at."""
+    cuda, ids_BL = torch.device("cuda"), torch.arange(64 * 256).view(64, 256)
+    batch = Batch("classification", {"input_ids": ids_BL}, torch.zeros(64, dtype=torch.long), 64, 64)
+    batch.to(cuda)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # clocks: about a second
+    work = torch.cuda.Event()
+    work.record()
+    sent = batch.to(cuda)
+    assert not work.query()
+    assert sent.ids.cpu().equal(ids_BL)
+
+
 HARMFUL: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x[0].item(),
     "truth": lambda x: bool((x > 0).all()),
