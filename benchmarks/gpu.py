@@ -189,7 +189,8 @@ def _run(command: list[str], limit: float) -> tuple[int | None, str]:
     """Exit code, None where the limit ended it, and what it printed."""
     # A folder of its own for what it does not remove when it is ended.
     with tempfile.TemporaryFile("w+", errors="replace") as told, tempfile.TemporaryDirectory() as folder:
-        settings = os.environ | {"TMPDIR": folder}
+        # One GPU, the first unless told: a Trainer that sees several would copy the model to each.
+        settings = {"CUDA_VISIBLE_DEVICES": "0"} | os.environ | {"TMPDIR": folder}
         # A session of its own, whose processes can be ended together: tests and launchers start some.
         process = subprocess.Popen(command, env=settings, stdout=told, stderr=subprocess.STDOUT, start_new_session=True)
         code: int | None = None

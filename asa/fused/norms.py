@@ -17,6 +17,7 @@ from asa.typed import Function, first_only
 
 SHARES = 528  # four for each multiprocessor of an H200; not tuned
 ONE_TILE = 2048  # numbers; not tuned
+SUMS: dict[str, int] = {"S": 32, "C": 64, "num_warps": 4}  # shares and columns in one go; not tuned
 
 
 class Options(NamedTuple):
@@ -71,7 +72,7 @@ class AddNorm(Function):
             of_shares, seed, rows, width, *spare(ctx.dropout), DROPOUT=ctx.dropout > 0, **settings,
         )  # fmt: skip
         totals = [torch.empty_like(gain_D) for _ in range(3)]  # not parts of one, which would be saved with each
-        run(shares_kernel, (parts(width, 64), 3), of_shares, *totals, shares, width, S=32, C=64, num_warps=4)
+        run(shares_kernel, (parts(width, SUMS["C"]), 3), of_shares, *totals, shares, width, **SUMS)
         return dx_BLD, d_residual_BLD, *totals, None, None
 
 

@@ -110,6 +110,17 @@ def test_a_part_goes_on_after_a_command_that_fails(capfd: pytest.CaptureFixture[
     assert [line in out for line in ["== engine: python -m platform", *done.told.splitlines()]] == [True] * 3
 
 
+@pytest.mark.parametrize("own", ["", "1"])
+def test_a_part_sees_the_first_gpu_unless_told(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "telling.py").write_text("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    if own:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
+    else:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert perform("engine", [["telling"]], 60).told == f"{own or 0}\n"
+
+
 def test_a_part_out_of_time_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import pathlib, subprocess, time\nchild = subprocess.Popen(['sh', '-c', 'trap \"\" TERM; sleep 600'])\n"
     program += f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\nprint('begun', flush=True)\n"

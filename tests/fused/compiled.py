@@ -31,7 +31,8 @@ KERNELS: dict[str, Any] = {
 LOSSES: dict[str, Any] = {"entropy": vocabulary.entropy_kernel, "gradient": vocabulary.gradient_kernel}
 # Of norms, whose width it is, and of the activation beside them.
 NORMS: dict[str, Any] = {"norm": normal.norm_kernel, "norm_gradient": normal.norm_gradient_kernel}
-NORMS["gelu_gradient"] = gelu.gelu_gradient_kernel
+NORMS |= {"shares": normal.shares_kernel, "gelu_gradient": gelu.gelu_gradient_kernel}
+TILES = {"shares": norms.SUMS, "gelu_gradient": activations.TILE}  # the same for every width
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TYPES = {"floor_BL": "*fp32", "bits_BLW": "*i32", "kept_BL": "*fp32", "seed_ptr": "*i64", "labels_N": "*i64"}
 TYPES |= dict.fromkeys(("lse_BHL", "delta_BHL", "d_kept_BL"), "*fp32")
@@ -40,11 +41,11 @@ TYPES |= dict.fromkeys(("d_entropy_p_N", "d_entropy_q_N", "d_forth_N", "d_back_N
 TYPES |= dict.fromkeys(("means", "scales", "of_shares"), "*fp32")
 TYPES |= dict.fromkeys(("scale", "mask_scale", "rescale", "eps"), "fp32")
 TYPES |= dict.fromkeys(("heads", "length", "width", "mask_width", "words", "threshold"), "i32")
-TYPES |= dict.fromkeys(("rows", "behind", "classes", "pitch"), "i32")
+TYPES |= dict.fromkeys(("rows", "shares", "behind", "classes", "pitch"), "i32")
 
 # Of the type that the kernels are compiled for.
 OPERANDS = {"q", "k", "v", "out", "do", "dq", "dk", "dv", "p", "found_p", "found_q"}
-OPERANDS |= {"x", "bias", "residual", "gain", "shift", "y", "dy", "dx", "d_residual"}
+OPERANDS |= {"x", "bias", "residual", "gain", "shift", "y", "dy", "dx", "d_residual", "d_bias", "d_gain", "d_shift"}
 OPERANDS |= {"bias_BL", "mask_bias_BL", "q_BLD", "k_BLD", "mask_q_BLD", "mask_k_BLD", "dx_BLL"}
 
 
@@ -63,11 +64,11 @@ def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) 
     if name in LOSSES:
         kernel, settings = LOSSES[name], losses.tile(head, dropout)
     elif name in NORMS:
-        kernel, settings = NORMS[name], dict(activations.TILE if name == "gelu_gradient" else norms.tile(head))
+        kernel, settings = NORMS[name], dict(TILES[name] if name in TILES else norms.tile(head))
     else:
         kernel, settings = KERNELS[name], launch.tiles(name, DTYPES[dtype], head)
     options = {key: settings.pop(key) for key in ("num_warps", "num_stages") if key in settings}
-    if name not in ("pack", "gelu_gradient", *LOSSES):
+    if name not in ("pack", *TILES, *LOSSES):
         settings["DROPOUT"] = dropout
     if name == "gradient":
         settings |= {"OF_P": True, "OF_Q": dropout}
