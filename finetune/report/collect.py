@@ -30,7 +30,7 @@ _METHODS = tuple(field.name for field in dataclasses.fields(MethodsConfig))
 @dataclass(frozen=True)
 class Run:
     """One metrics.jsonl. name: its folder below the runs folder; end: None for an unfinished run; twin: name of the
-    run whose copy it is, empty for none."""
+    run whose copy it is, empty for none; failed: the event that says why it has no end, where it has failed."""
 
     name: str
     folder: Path
@@ -39,6 +39,7 @@ class Run:
     evals: list[dict[str, Any]]
     end: dict[str, Any] | None
     twin: str = ""
+    failed: dict[str, Any] | None = None
 
     @property
     def stage(self) -> str | None:
@@ -214,8 +215,16 @@ def _read(path: Path, name: str) -> Run:
         return Run(name, path.parent, {}, [], [], None)  # no record of ours
     check(events, path)
     by_kind = {kind: [event for event in events if event["event"] == kind] for kind in ("train", "eval")}
-    end = events[-1] if events[-1]["event"] == "end" else None  # as `record.finished` has it
-    return Run(name, path.parent, events[0], by_kind["train"], by_kind["eval"], end)
+    last = {events[-1]["event"]: events[-1]}  # as `record.finished` has it
+    return Run(
+        name,
+        path.parent,
+        events[0],
+        by_kind["train"],
+        by_kind["eval"],
+        end=last.get("end"),
+        failed=last.get("failed"),
+    )
 
 
 def _told_adversaries(runs: list[Run]) -> list[Run]:

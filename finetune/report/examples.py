@@ -10,7 +10,7 @@ from scipy.sparse import csc_array
 from scipy.stats import rankdata
 from seqeval.metrics.sequence_labeling import get_entities
 
-from finetune.metrics import OUTSIDE, check_fits
+from finetune.metrics import OUTSIDE, apart, check_fits
 from finetune.predictions import load_predictions
 
 # N examples, K sums that a metric needs, R resampled test sets
@@ -96,11 +96,11 @@ def _moments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _pearson(gold: Sequence, found: Sequence, labels: list[str]) -> np.ndarray:
-    return _moments(np.asarray(gold, dtype=float), np.asarray(found, dtype=float))
+    return _moments(np.asarray(gold, dtype=float), apart(found))
 
 
 def _spearman(gold: Sequence, found: Sequence, labels: list[str]) -> np.ndarray:
-    return _moments(rankdata(gold), rankdata(found))
+    return _moments(rankdata(gold), rankdata(apart(found)))
 
 
 def _entities(gold: Sequence, found: Sequence, labels: list[str]) -> np.ndarray:

@@ -56,7 +56,8 @@ def scores(rows: list[Row], name: str) -> Plot | None:
 
 
 def dev_curves(rows: list[Row], name: str) -> Plot | None:
-    """The main score on dev over optimizer steps, one panel per model; None where no run has evaluations."""
+    """The main score on dev over batches, each of which may be several updates, one panel per model; None where no run
+    has evaluations."""
     metric, methods = rows[0].metric, ordered(row.method for row in rows)
     shown = [(row, *row.run.series(metric, "evals")) for row in rows if row.run.series(metric, "evals")[0]]
     if not shown:
@@ -72,17 +73,21 @@ def dev_curves(rows: list[Row], name: str) -> Plot | None:
             axes[model].plot(*_mean_curve(same), marker="o", markersize=3.5, **line(methods.index(method)))
         for model, ax in axes.items():
             ax.set_title(model)
-            ax.set_xlabel("optimizer step")
+            ax.set_xlabel("batch")
         figure.axes[0].set_ylabel(f"dev {words(metric)}, %")
         legend(figure, methods)
 
     groups = grouped(shown, lambda one: (one[0].model, one[0].method))
-    ends = [f"{a} with {b} {percent(float(np.mean([one[2][-1] for one in same])))}" for (a, b), same in groups.items()]
-    alt = f"Dev {words(metric)} over steps, a panel per model. Means at the last step: {'; '.join(ends)}."
+    ends = [f"{a} with {b} {_last(*_mean_curve(same))}" for (a, b), same in groups.items()]
+    alt = f"Dev {words(metric)} over batches, a panel per model. Means where all their runs were: {'; '.join(ends)}."
     caption = (
         "Pale: one line per run; the weights of its highest point are the ones scored on test. Full: mean over seeds."
     )
     return Plot(f"Dev {words(metric)} during training", draw(name, WIDTH, height(len(models)), paint), alt, caption)
+
+
+def _last(steps: list[int], values: list[float]) -> str:
+    return f"{values[-1]:.2f}% after {steps[-1]:,}" if steps else "n/a"
 
 
 def _mean_curve(runs: list[tuple[Row, list[int], list[float]]]) -> tuple[list[int], list[float]]:

@@ -95,6 +95,10 @@ def caveats(rows: list[Row]) -> str:
     notes = [f"{chosen}: the scored rows chose the epoch as well (paper_compat)."] if chosen else []
     if trained := ", ".join(row.run.name for row in rows if row.trained_by):
         notes.append(f"A file of the scored rows has trained {trained}.")
+    for task, same in grouped(rows, lambda row: row.lettered).items():
+        trained_here = [row.run.figures for row in same if row.run.stage == "finetune"]
+        if len(steps := sorted({int(figures["steps"]) for figures in trained_here if "steps" in figures})) > 1:
+            notes.append(f"{task}: its runs took {steps[0]:,} to {steps[-1]:,} batches, as patience ended them.")
     return " ".join([*notes, *(f"{task} is not the whole published set: {what}." for task, what in parts)])
 
 
@@ -150,6 +154,8 @@ def left_out(runs: list[Run]) -> Table:
     cells = []
     for run in collect.left_out(runs):
         why = f"the same run as {run.twin}" if run.twin else "unfinished"
+        if run.failed:
+            why = f"failed at step {run.failed.get('step', 'n/a')}: {run.failed.get('error', 'n/a')}"
         if run.stage not in STAGES:
             why = f"unknown stage {run.stage}" if run.facts else "no start line"
         names = [str(run.facts.get(key, "n/a")) for key in ("stage", "model", "method", "seed")]

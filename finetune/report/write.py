@@ -16,7 +16,7 @@ from finetune import predictions
 from finetune.config import ReportConfig
 from finetune.metrics import check_own
 from finetune.report import attention, tables
-from finetune.report.collect import COMPARED, NO_SEED, STAGES, Run, collect, finished, found_below, is_trial
+from finetune.report.collect import COMPARED, NO_SEED, STAGES, Run, collect, finished, found_below, is_trial, left_out
 from finetune.report.compare import comparisons
 from finetune.report.export import table_csv
 from finetune.report.labels import differences, grouped, letters, method_labels
@@ -106,8 +106,10 @@ def _summary(runs: list[Run], tuned: list[Row], trained: list[Row]) -> list[str]
         lines.append(f"Continual pre-training: {counted(len(trained))} ({'; '.join(dict.fromkeys(parts))}).")
     if trials := sum(map(is_trial, runs)):
         lines.append(f"Not shown: {trials} trial runs of settings (finetune tune), which are chosen by dev.")
-    if rest := len(tables.left_out(runs).rows):
-        lines.append(f"Left out of every average and figure: {rest}, listed below.")
+    if rest := left_out(runs):
+        failed = sum(run.failed is not None for run in rest)
+        told = f" ({failed} failed)" if failed else ""
+        lines.append(f"Left out of every average and figure: {len(rest)}{told}, listed below.")
     return lines
 
 

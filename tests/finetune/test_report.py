@@ -122,6 +122,34 @@ def test_an_unfinished_run_is_listed_and_not_averaged(report: Path) -> None:
     assert "| base-asa-2 | unfinished | finetune | base | asa | 2 | 20 |" in text(report, "md")
 
 
+def test_a_failed_run_is_told_from_one_that_is_not_done(tmp_path: Path) -> None:
+    """A method that fails with some seeds is averaged over the others."""
+    runs = write_runs(tmp_path / "runs")
+    with (runs / "base-asa-2" / "metrics.jsonl").open("a") as record:
+        record.write(json.dumps({"event": "failed", "step": 21, "error": "the loss of step 21 is nan"}) + "\n")
+    write(ReportConfig(runs=runs, out=tmp_path / "report"))
+    page = text(tmp_path / "report", "md")
+    assert "| base-asa-2 | failed at step 21: the loss of step 21 is nan | finetune | base | asa | 2 | 20 |" in page
+    assert "Left out of every average and figure: 1 (1 failed), listed below." in page
+
+
+def test_runs_that_patience_has_ended_are_told(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs")
+    path = runs / "base-asa-1" / "metrics.jsonl"
+    lines = [line for line in path.read_text().splitlines() if '"step": 20' not in line]
+    path.write_text("\n".join(lines).replace('"steps": 20', '"steps": 10') + "\n")
+    write(ReportConfig(runs=runs, out=tmp_path / "report"))
+    page = text(tmp_path / "report", "md")
+    assert page.count("topics: its runs took 10 to 20 batches, as patience ended them.") == 3  # scores, gains, its own
+    assert "Means where all their runs were: base with vanilla 60.00% after 20; base with asa 50.00% after 10;" in page
+    assert "as patience ended them" not in text(_report(tmp_path / "others"), "md")
+
+
+def _report(folder: Path) -> Path:
+    write(ReportConfig(runs=write_runs(folder / "runs"), out=folder / "report"))
+    return folder / "report"
+
+
 def test_pretraining_runs_show_before_and_after(report: Path) -> None:
     row = "| pretrain/asa | tiny | asa | 0 | 20 | 4.000 → 3.250 | 25.00 → 37.50 | 1,000 | 61.5 |"
     assert row in text(report, "md")
