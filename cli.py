@@ -20,7 +20,7 @@ import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 from jsonargparse.typing import register_type
 
-from asa.config import did_you_mean, field_names, from_dict
+from asa.config import did_you_mean, field_names, from_dict, nearest
 from asa.errors import RequestError, WorkError
 from keys import (
     Loader,
@@ -316,7 +316,7 @@ class _Parser(ArgumentParser):
         if (added := re.search(r"unrecognized arguments: --([\w.]+)\+", line)) and added[1] in sequences(self.cls):
             fail(f"--{added[1]}+ is no flag, a list is given whole; set --{added[1]} A,B")
         if unknown := unknown_key(line):
-            hint = difflib.get_close_matches(unknown, field_names(self.cls), n=1, cutoff=0.5)
+            hint = nearest(unknown, field_names(self.cls))
             fail(f"unknown key {unknown!r}; {did_you_mean(hint)}--help lists all keys")
         if missing := re.search(r"the following arguments are required: (.+)", line):
             hints = {name: type_of(self.cls, name) for name in missing[1].split(", ")}

@@ -61,8 +61,14 @@ class Batch:
     looked: Looked | None = None
 
     def __post_init__(self) -> None:
-        """Raises RequestError for totals below 1, by which losses are divided, and for positions that are no indices, a
-        mask of tokens say, or not as many as labels."""
+        """Raises RequestError for totals below 1, by which losses are divided, for inputs that are lists, for classes
+        that are no whole numbers, and for positions that are no indices, a mask of tokens say, or not as many as
+        labels."""
+        if lists := [name for name, value in self.inputs.items() if isinstance(value, list)]:
+            raise RequestError(f"{lists[0]} is a list; give tensors, as a tokenizer does with return_tensors='pt'")
+        if self.kind != "regression" and self.labels.is_floating_point():
+            kind = str(self.labels.dtype).removeprefix("torch.")
+            raise RequestError(f"labels of kind {self.kind} are {kind}, allowed: whole numbers; give labels.long()")
         for name in ("total_rows", "total_labels"):
             total = getattr(self, name)
             if isinstance(total, int | float) and not total >= 1:  # of a tensor a look would wait for its device

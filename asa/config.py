@@ -78,13 +78,19 @@ def did_you_mean(hint: Sequence[str]) -> str:
     return f"did you mean {hint[0]!r}? " if hint else ""
 
 
+def nearest(key: str, keys: Sequence[str]) -> list[str]:
+    """The dotted key that ends in `key`, else the one most like it; empty for none."""
+    ending = [known for known in keys if known.endswith(f".{key}")]
+    return ending[:1] or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+
+
 def _explain(cls: Any, item: Any, prefix: str) -> str:
     """One line for one wrong field: its key, its value, what is allowed, the flag."""
     # Numbers are places in a list, which has one flag.
     name = ".".join(part for part in item["loc"] if isinstance(part, str))
     key = f"{prefix}{name}".removesuffix(".") or cls.__name__
     if item["type"] == "unexpected_keyword_argument":
-        hint = [prefix + near for near in difflib.get_close_matches(name, field_names(cls), n=1, cutoff=0.5)]
+        hint = [prefix + near for near in nearest(name, field_names(cls))]
         return f"unknown key {key!r}; {did_you_mean(hint)}valid keys: {', '.join(field_names(cls, prefix))}"
     if item["type"] == "missing":
         return f"{key} is not set; give --{key}"

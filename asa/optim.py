@@ -1,5 +1,6 @@
 """AdamW, its parameter groups and the learning-rate schedule: the same objects for every engine."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
@@ -185,6 +186,12 @@ def sum_of(squares: dict[tuple[str, int], Tensor], part: str) -> Tensor:
 
 def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
     """The rate of update number `step` (from 0) of `steps`; skipped updates do not advance it."""
+    if step >= steps:
+        warnings.warn(
+            f"an update after the last of steps={steps} has the rate 0 and moves nothing; give the engine all updates"
+            " as steps",
+            stacklevel=2,
+        )
     warmup = round(optim.warmup * steps)
     if step < warmup:
         return optim.lr * (step + 1) / warmup

@@ -14,6 +14,8 @@ from asa.errors import RequestError
 
 def load_tokenizer(folder: Path, flag: str) -> PreTrainedTokenizerBase:
     """The fast tokenizer of a local Hugging Face folder. Raises RequestError where there is none, or a damaged one."""
+    if not folder.is_dir():
+        raise RequestError(f"no folder {folder}; give a folder with a fast tokenizer by {flag}")
     if not (folder / "tokenizer.json").is_file():
         raise RequestError(f"{folder} has no tokenizer.json; give a folder with a fast tokenizer by {flag}")
     try:

@@ -27,7 +27,7 @@ def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, st
         raise RequestError(f"map.{unknown[0]}: {where} has the classes {', '.join(theirs)}; set --map")
     if len(theirs) < len(ours):  # before a name is asked for, which would not help
         counts = f"{len(theirs)} classes ({', '.join(theirs)}), the task {len(ours)} ({', '.join(ours)})"
-        raise RequestError(f"{where} has {counts}; leave the task out")
+        raise RequestError(f"{where} has {counts}; leave the task out, or the rows of further classes")
     exact = {name: index for index, name in enumerate(ours)}  # first, as classes may differ in case alone
     places = {_plain(name): index for index, name in enumerate(ours)}
     by_number = _by_number(theirs, ours) if len(theirs) == len(ours) else {}

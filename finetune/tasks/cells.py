@@ -70,6 +70,8 @@ def cell(task: TaskConfig, row: Row, column: str, key: str) -> Any:
     found = row.values[column] if column in row.values else _inner(row.values, column)
     if found is _NOTHING:
         there = f"only {', '.join(map(repr, row.values))}" if row.values else "the row has none"
+        if len(row.values) == 1 and ";" in next(iter(row.values)):
+            there += " (parted by semicolons? allowed: commas or tabs)"
         raise wrong(row, f"no column {column!r}, {there}", flag(task, key))
     return found
 

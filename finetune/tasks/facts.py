@@ -14,6 +14,7 @@ from finetune.tasks.task import Choices, Kind, Label, Split, Task, Text, scored
 
 Counts = dict[str, int]
 PAIRS = 3  # of classes in a note; a column may have thousands
+FEW = 20  # rows; one of them is five points of accuracy
 NOTES = {
     "repeated": "also among the training rows",
     "chosen": "scored and also among the rows that choose the epoch",
@@ -35,7 +36,7 @@ def told(task: Task) -> str:
     trained = task.facts.get("classes", {}).get("train", {})
     if untrained := [name for name, count in trained.items() if not count]:
         notes.append(f"labels of no training row: {', '.join(untrained)}")
-    notes += _blind(task)
+    notes += [*_blind(task), *_contradicted(task)]
     if alike := [f"{first} and {other}" for first, other in _alike(task.labels)]:
         more = f" and {len(alike) - PAIRS} more" if len(alike) > PAIRS else ""
         notes.append(f"classes that look like spellings of one (--task.spellings): {', '.join(alike[:PAIRS])}{more}")
@@ -45,7 +46,7 @@ def told(task: Task) -> str:
         notes.append(f"not the whole published set: {task.facts['partial']}")
     if task.kind == "token" and task.metrics[0] == "accuracy":
         notes.append("its labels are scored by accuracy, word by word")
-    return "; ".join([f"{task.name}: {rows}", *notes])
+    return "; ".join([f"{task.name}: {rows}", *notes, *_few(task)])
 
 
 def _blind(task: Task) -> Iterator[str]:
@@ -71,6 +72,26 @@ def _only(labels: list[Label], task: Task) -> str | None:
         or (metric == "entity_f1" and names == [OUTSIDE])
     )
     return f"class {names[0]}" if same else None
+
+
+def _contradicted(task: Task) -> Iterator[str]:
+    """Annotators who disagree, say: no row of such a text can be learnt without another being wrong."""
+    train = task.splits.get("train")
+    if train is None or not train.labels or task.kind == "choice":
+        return
+    first: dict[Any, Any] = {}
+    pairs = zip(train.texts, train.labels, strict=True)
+    if wrong := {text for text, label in pairs if first.setdefault(text, label) != label}:
+        rows = sum(text in wrong for text in train.texts)
+        yield f"texts of several labels: {len(wrong):,}, of {rows:,} training rows"
+
+
+def _few(task: Task) -> Iterator[str]:
+    """Splits that choose or are scored and are too small for it."""
+    trained = "train" in task.splits
+    sizes = {name: len(split) for name, split in task.splits.items() if name in ("dev", "test") and split.labels}
+    if few := [name for name, size in sizes.items() if trained and size < FEW]:
+        yield f"fewer than {FEW} rows of {' and of '.join(few)}, whose scores tell little"
 
 
 def _alike(names: Sequence[str]) -> Iterator[tuple[str, str]]:

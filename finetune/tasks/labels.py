@@ -14,6 +14,7 @@ from finetune.tasks.task import Label
 LARGEST = 1e15  # fp32 holds ten million times its square: losses, and norms of gradients, are sums of such
 DIGITS = 100  # of a class that is a number; Python refuses some thousand
 SHOWN = 20  # names in a message; a column of numbers has thousands
+WIDE = 60  # characters of a name in a message
 
 
 def classes(task: TaskConfig, raw: Raw) -> list[str]:
@@ -68,8 +69,10 @@ def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:
         wanted = [known.get(canonical(part)) for part in (value if task.kind == "token" else [value])]
         if None in wanted:
             part = value[wanted.index(None)] if task.kind == "token" else value
+            shown = ", ".join(name if len(name) <= WIDE else f"{name[:WIDE]}…" for name in names[:SHOWN])
             rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            raise wrong(row, f"label {part!r:.60}, allowed: {', '.join(names[:SHOWN])}{rest}", flag(task, "labels"))
+            rest += " (texts? label and text may be swapped)" if any(len(name) > WIDE for name in names) else ""
+            raise wrong(row, f"label {part!r:.60}, allowed: {shown}{rest}", flag(task, "labels"))
         found.append(wanted if task.kind == "token" else wanted[0])  # type: ignore[arg-type]  # none of them is None
     return found
 

@@ -68,7 +68,7 @@ class Outer:
     """Nested settings."""
 
 
-IN_FILES = "in a file all in brackets"
+IN_FILES = "in a file in brackets, [A], one too"
 
 
 def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -118,7 +118,11 @@ def test_bounds_in_words(bounds: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "wrong", "nearest"),
-    [(["--cuont", "4"], "cuont", "count"), (["--inner.rat", "0.1"], "inner.rat", "inner.rate")],
+    [
+        (["--cuont", "4"], "cuont", "count"),
+        (["--inner.rat", "0.1"], "inner.rat", "inner.rate"),
+        (["--rate", "0.1"], "rate", "inner.rate"),
+    ],
 )
 def test_unknown_flag_names_the_nearest_valid_key(
     flags: list[str], wrong: str, nearest: str, capsys: pytest.CaptureFixture[str]
@@ -130,7 +134,11 @@ def test_unknown_flag_names_the_nearest_valid_key(
 
 @pytest.mark.parametrize(
     ("text", "wrong", "nearest"),
-    [("cuont: 4", "cuont", "count"), ("inner:\n  rat: 0.1", "inner.rat", "inner.rate")],
+    [
+        ("cuont: 4", "cuont", "count"),
+        ("inner:\n  rat: 0.1", "inner.rat", "inner.rate"),
+        ("rate: 0.1", "rate", "inner.rate"),
+    ],
 )
 def test_unknown_yaml_key_names_the_nearest_valid_key(
     text: str, wrong: str, nearest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -388,8 +388,9 @@ def test_the_rate_rises_to_its_peak_and_falls_to_zero(steps: int, warmup: float,
     assert all(rate > 0 for rate in rates)
     assert rates[:turn] == sorted(rates[:turn])
     assert rates[turn:] == sorted(rates[turn:], reverse=True)
-    assert learning_rate(optim, steps, steps) == 0
-    assert learning_rate(optim, steps + 5, steps) == 0
+    for step in (steps, steps + 5):
+        with pytest.warns(UserWarning, match=f"after the last of steps={steps} has the rate 0"):
+            assert learning_rate(optim, step, steps) == 0
 
 
 def test_step_follows_the_schedule() -> None:

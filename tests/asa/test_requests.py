@@ -339,6 +339,14 @@ def test_what_a_batch_lacks_is_named() -> None:
             backward(tiny_module(asa=ASAConfig()), replace(tiny_batch(), positions=positions))
 
 
+def test_lists_and_classes_that_are_fractions_are_refused() -> None:
+    batch = tiny_batch("classification")
+    with pytest.raises(RequestError, match=r"^input_ids is a list; give tensors"):
+        replace(batch, inputs=batch.inputs | {"input_ids": batch.ids.tolist()})
+    with pytest.raises(RequestError, match=r"^labels of kind classification are float32, allowed: whole numbers"):
+        replace(batch, labels=batch.labels.float())
+
+
 def test_a_misspelt_method_is_told_which_there_are() -> None:
     with pytest.raises(RequestError, match=r"^no method 'azza'; .*allowed: vanilla, asa, "):
         limits.check("azza", MethodsConfig(), "fp32", 0)

@@ -235,15 +235,31 @@ def test_numbers_that_are_all_one_are_told(tmp_path: Path) -> None:
     one = [{"text": f"d{n}", "label": 2.5} for n in range(3)]
     files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev")}
     line = told(task(**files, test=[write(tmp_path / "test.jsonl", one)], kind="regression"))
-    assert line.endswith("; the rows of test are all of the label 2.5, by which pearson is 0 whatever is learnt")
+    assert "; the rows of test are all of the label 2.5, by which pearson is 0 whatever is learnt" in line
     assert "whatever" not in told(task(**files, test=files["dev"], kind="regression"))
+
+
+FEW = "fewer than 20 rows of dev and of test, whose scores tell little"
+
+
+def test_what_a_score_says_little_of_is_told(tmp_path: Path) -> None:
+    """Texts of several labels, as annotators that nobody has counted together leave them, and splits of few rows."""
+    rows = [{"text": f"{n % 20}", "label": "no" if n in (3, 5, 25) else "yes"} for n in range(40)]
+    files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev", "test")}
+    line = told(task(**files))
+    assert "; texts of several labels: 1, of 2 training rows" in line
+    assert "fewer" not in line
+    few = [write(tmp_path / "few.jsonl", rows[:19])]
+    assert told(task(train=few, dev=few, test=few)).endswith(f"; {FEW}")
+    line = told(task(train=files["train"], dev=few, test=files["test"]))
+    assert line.endswith("; fewer than 20 rows of dev, whose scores tell little")
 
 
 def test_a_label_that_no_training_row_has_is_told(tmp_path: Path) -> None:
     """Its score is the untrained head's."""
     rows = [{"text": word, "label": n % 2} for n, word in enumerate(["u", "v", "w", "x"])]
     files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev", "test")}
-    assert told(task(**files, labels=["0", "1", "a"])).endswith("; labels of no training row: a")
+    assert "; labels of no training row: a;" in told(task(**files, labels=["0", "1", "a"]))
     assert "no training row" not in told(task(**files))
 
 
@@ -253,7 +269,7 @@ def test_classes_that_look_like_spellings_of_one_are_told(tmp_path: Path) -> Non
         for name in ("train", "dev", "test"):
             rows = [{"text": f"{name} {word}", "label": word} for word in labels]
             files[name] = [write(tmp_path / f"{name}.jsonl", rows)]
-        return told(task(**files, **keys)).partition("; ")[2]
+        return told(task(**files, **keys)).removesuffix(f"; {FEW}").partition("; ")[2]
 
     begin = "classes that look like spellings of one (--task.spellings): "
     names = ["yes", "Yes", "007", "7", "-01", "-1", "GROSS", "gro\u00df", "7a", "07a", "10", "1"]
@@ -507,7 +523,7 @@ def test_rows_are_told_apart_by_their_repr_but_not_by_that_of_one_python(content
 def test_at_most_a_thousand_rows_are_held_out_and_too_few_are_refused() -> None:
     split = Split([""] * 30_000, [(str(n),) for n in range(30_000)], None)
     assert len(held_out(split, 0.1)[1]) == 1000
-    with pytest.raises(RequestError, match="1 training rows left, too few"):
+    with pytest.raises(RequestError, match="1 training rows of 1 texts left, too few"):
         held_out(thinned(split, 1), 0.1)
 
 
@@ -860,6 +876,20 @@ def test_a_column_of_numbers_named_as_classes_is_told_briefly(tmp_path: Path) ->
     other = write(tmp_path / "o.jsonl", [{"text": "x", "label": 0.123}])
     with pytest.raises(RequestError, match=r"o.jsonl:1: label 0.123, allowed: .* and 80 more"):
         task(train=[path], test=[other])
+
+
+def test_swapped_columns_and_semicolons_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", [{"text": f"{n % 3}", "label": f"{n} {'x' * 99}"} for n in range(60)])
+    other = write(tmp_path / "o.jsonl", [{"text": "x", "label": "y"}])
+    with pytest.raises(RequestError, match=r"o.jsonl:1: label 'y', allowed: .* \(texts\? .* swapped\)") as told:
+        task(train=[path], test=[other])
+    assert len(str(told.value)) < 1600
+    with pytest.raises(RequestError, match=r"60 training rows of 3 texts left, .* another --task.text"):
+        task(train=[path])
+    parted = tmp_path / "s.csv"
+    parted.write_text("text;label\nx;0\n")
+    with pytest.raises(RequestError, match=r"only 'text;label' \(parted by semicolons\? allowed: commas or tabs\)"):
+        task(test=[parted])
 
 
 def test_what_a_task_folder_or_the_hub_has_of_its_own_is_not_given_beside_it(task_folder: Path, table: Path) -> None:

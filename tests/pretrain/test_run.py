@@ -387,6 +387,16 @@ def test_an_optimizer_that_slows_the_adversary_down_is_told(
         assert ("note: eps = 1e-06 with asa.reversal = 0.0001, a factor of the" in capsys.readouterr().out) == told
 
 
+def test_a_batch_of_more_rows_than_there_are_is_told(
+    request_: PretrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = len(build(request_, CPU).batches.train)
+    assert "a step has some twice" not in capsys.readouterr().out
+    build(replace(request_, global_batch=4 * rows), CPU)
+    told = f"note: --global_batch {4 * rows:,} is over the {rows:,} rows: a step has some twice"
+    assert told in capsys.readouterr().out
+
+
 def test_an_error_that_a_rank_does_not_share_is_told_by_that_rank(
     request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
