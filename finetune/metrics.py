@@ -26,14 +26,19 @@ def score(predictions: Predictions, gold: Sequence[Label], task: Task | Stored) 
     return scores if predictions.loss is None else {**scores, "loss": predictions.loss}
 
 
-def check_own(folder: Path, end: Mapping[str, Any]) -> None:
-    """Raises WorkError where the predictions in a folder have other scores than the end line of the record beside it:
-    they are not that run's; or where their file is damaged. Splits without scores, as a test server's, are not read."""
+def check_own(folder: Path, end: Mapping[str, Any]) -> list[str]:
+    """The splits whose rows are all answered alike. Splits without scores, as a test server's, are not read.
+
+    Raises WorkError where the predictions in a folder have other scores than the end line of the record beside it: they
+    are not that run's; or where their file is damaged.
+    """
+    alike = []
     for path in sorted(folder.glob("*.npz")):
         known = {name: end.get(f"{path.stem}_{name}") for name in METRICS}
         if all(told is None for told in known.values()):
             continue
         these = load_predictions(path)
+        alike += [path.stem] if _alike(these.predictions) else []
         for name, told in known.items():
             if these.gold is None or told is None or not math.isfinite(told):
                 continue
@@ -44,6 +49,18 @@ def check_own(folder: Path, end: Mapping[str, Any]) -> None:
                     f"{path} gives {name} {found:.6f}, the record beside it has {told:.6f}; restore the file that the"
                     " run has written, or remove the run's folder and make the run again"
                 )
+    return alike
+
+
+def _alike(these: Predictions) -> bool:
+    """Whether several rows get one answer; of kind choice every row has answers of its own."""
+    found = these.labels
+    if these.kind == "choice" or len(found) < 2:
+        return False
+    if these.kind == "regression":
+        return np.ptp(apart(found)) == 0
+    words = chain.from_iterable(label if isinstance(label, list) else [label] for label in found)
+    return len(set(words)) == 1
 
 
 def check_fits(path: Path, these: Stored, name: str) -> None:

@@ -30,7 +30,8 @@ _METHODS = tuple(field.name for field in dataclasses.fields(MethodsConfig))
 @dataclass(frozen=True)
 class Run:
     """One metrics.jsonl. name: its folder below the runs folder; end: None for an unfinished run; twin: name of the
-    run whose copy it is, empty for none; failed: the event that says why it has no end, where it has failed."""
+    run whose copy it is, empty for none; failed: the event that says why it has no end, where it has failed; alike:
+    whether its test rows are all answered alike."""
 
     name: str
     folder: Path
@@ -40,6 +41,7 @@ class Run:
     end: dict[str, Any] | None
     twin: str = ""
     failed: dict[str, Any] | None = None
+    alike: bool = False
 
     @property
     def stage(self) -> str | None:

@@ -10,6 +10,7 @@ from finetune.report.labels import grouped, words
 from finetune.report.rows import NAN, SEPARATION, Row, of, spread, where
 
 OTHER_SEEDS = "†"
+NAMED = 6  # runs in a note
 
 # Figure, heading, factor and digits of what a run costs.
 COSTS = (
@@ -80,6 +81,9 @@ def _notes(rows: list[Row]) -> str:
         notes.append("The costs of its runs were not all taken alike (device, processes, threads, version).")
     if several := [name for name in ("asa-pretrain", "torch") if len(_versions(rows, name)) > 1]:
         notes.append(f"Its runs are of several versions ({', '.join(several)}), which gains hold as well.")
+    if alike := [row.run.name for row in rows if row.run.alike]:
+        more = f" and {len(alike) - NAMED} more" if len(alike) > NAMED else ""
+        notes.append(f"All test rows get one answer from {', '.join(alike[:NAMED])}{more}.")
     return " ".join(filter(None, notes))
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,7 @@ def write(config: ReportConfig) -> None:
         a damaged file, predictions that are not their record's, or what cannot be written.
     """
     _check_place(config.out)
-    runs = collect(config.runs)
-    for run in finished(runs, *predictions.STAGES):
-        check_own(run.folder / predictions.FOLDER, run.figures)
+    runs = [_checked(run) for run in collect(config.runs)]
     tuned, trained = tuned_rows(runs, config.repeated), pretrain_rows(runs)
     tested = comparisons(tuned)
     maps = [attention.load(path) for path in found_below(config.runs, f"*{attention.ENDING}")]
@@ -91,6 +90,13 @@ def _start(path: Path) -> bytes:
         return b""
     with path.open("rb") as file:
         return file.read(2000)
+
+
+def _checked(run: Run) -> Run:
+    """With what its predictions show. Raises: as check_own."""
+    if not finished([run], *predictions.STAGES):
+        return run
+    return replace(run, alike="test" in check_own(run.folder / predictions.FOLDER, run.figures))
 
 
 def _summary(runs: list[Run], tuned: list[Row], trained: list[Row]) -> list[str]:

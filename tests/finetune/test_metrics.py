@@ -15,7 +15,7 @@ from seqeval.metrics import f1_score as seqeval_f1
 from sklearn import metrics as sklearn
 
 from asa.errors import RequestError, WorkError
-from finetune.metrics import FITTING, METRICS, USUAL, check_metrics, score, usual
+from finetune.metrics import FITTING, METRICS, USUAL, check_metrics, check_own, score, usual
 from finetune.predictions import Predictions, Stored, load_predictions, save_predictions
 from finetune.tasks.task import Kind, Label
 
@@ -243,3 +243,23 @@ def test_no_answer_that_a_row_has_not_is_predicted_and_what_is_not_finite_is_tol
         score(made("regression", [[-np.inf]], [0.0], []).predictions, [0.0], broken)
     with pytest.raises(RequestError, match="finished"):
         load_predictions(Path("nowhere.npz"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "alike"),
+    [
+        ("regression", [np.array([2.5]), np.array([2.5 + 1e-6])], True),
+        ("regression", [np.array([2.5]), np.array([2.6])], False),
+        ("classification", [np.array([1.0, 0.0, 0.0])], False),  # a single row
+        ("token", [np.eye(3)[[0, 0]], np.eye(3)[[0]]], True),
+        ("token", [np.eye(3)[[0, 0]], np.eye(3)[[1]]], False),
+        ("choice", [np.array([1.0, 0.0])] * 2, False),
+    ],
+)
+def test_rows_answered_alike_are_noticed(kind: Kind, rows: list[np.ndarray], alike: bool, tmp_path: Path) -> None:
+    gold: list[Label] = [[0] * len(row) if kind == "token" else 0 for row in rows]
+    metric = "pearson" if kind == "regression" else "accuracy"
+    these = Stored(Predictions(kind, rows, None), [str(n) for n in range(len(rows))], gold, ["O", "B", "I"], (metric,))
+    save_predictions(tmp_path / "test.npz", these)
+    end = {f"test_{metric}": METRICS[metric](gold, these.predictions.labels, these.labels)}
+    assert check_own(tmp_path, end) == (["test"] if alike else [])

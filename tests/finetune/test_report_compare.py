@@ -323,6 +323,16 @@ def test_predictions_that_are_not_those_of_their_record_are_refused(tmp_path: Pa
         write(ReportConfig(runs=tmp_path, out=tmp_path / "out"))
 
 
+def test_runs_that_answer_all_rows_alike_are_told(tmp_path: Path) -> None:
+    """Gains among them are 0 and their p 1, which says nothing of the methods."""
+    for method in ("vanilla", "asa"):
+        tuned(tmp_path, "sst2", method, 0, 30)
+    one = Predictions("classification", [np.array([1.0, 0.0])] * 60, None)  # right for half of the rows
+    path = tmp_path / "sst2/base-asa-0/predictions/test.npz"
+    save_predictions(path, replace(predicted("accuracy", 30), predictions=one))
+    assert written(tmp_path, tmp_path / "out")[0].count("All test rows get one answer from sst2/base-asa-0.") == 1
+
+
 def test_a_score_that_is_no_finite_number_is_none(tmp_path: Path) -> None:
     for seed in (0, 1):
         tuned(tmp_path / "runs", "sst2", "vanilla", seed, 40)
