@@ -283,7 +283,7 @@ def told(hint: Any) -> str:
         return f"[{', '.join(map(told, inner))}]"
     if get_origin(hint) in (list, tuple):
         several = "as [A,B]" if inner[0] is Path else "with commas"  # a comma may be part of a name
-        return f"{told(inner[0])}, or several {several}, in a file in brackets, [A], one too"
+        return f"{told(inner[0])}, or several {several}, in a file always in brackets: [A]"
     if get_origin(hint) is dict:
         return f"names, each with {told(inner[1])}"
     names = {bool: "true, false", int: "a whole number", float: "a number", str: "text", Path: "a path"}

@@ -66,6 +66,9 @@ class Batch:
         labels."""
         if lists := [name for name, value in self.inputs.items() if isinstance(value, list)]:
             raise RequestError(f"{lists[0]} is a list; give tensors, as a tokenizer does with return_tensors='pt'")
+        given: Any = self.labels
+        if not isinstance(given, Tensor):
+            raise RequestError(f"labels are a {type(given).__name__}; give a tensor")
         if self.kind != "regression" and self.labels.is_floating_point():
             kind = str(self.labels.dtype).removeprefix("torch.")
             raise RequestError(f"labels of kind {self.kind} are {kind}, allowed: whole numbers; give labels.long()")

@@ -79,9 +79,11 @@ def did_you_mean(hint: Sequence[str]) -> str:
 
 
 def nearest(key: str, keys: Sequence[str]) -> list[str]:
-    """The dotted key that ends in `key`, else the one most like it; empty for none."""
+    """The key most like `key`, or the only one that ends in it, after a dot; empty for none."""
+    alike = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     ending = [known for known in keys if known.endswith(f".{key}")]
-    return ending[:1] or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(key, alike, cutoff=0.65)
+    return ending if len(ending) == 1 and not close else alike
 
 
 def _explain(cls: Any, item: Any, prefix: str) -> str:

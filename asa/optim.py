@@ -190,7 +190,7 @@ def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
         warnings.warn(
             f"an update after the last of steps={steps} has the rate 0 and moves nothing; give the engine all updates"
             " as steps",
-            stacklevel=2,
+            stacklevel=4,  # the line that calls engine.step()
         )
     warmup = round(optim.warmup * steps)
     if step < warmup:

@@ -74,7 +74,7 @@ def build(config: PretrainConfig, device: torch.device, found: Path | None = Non
         config.masking,
     )
     if config.global_batch > (rows := len(batches.train)):
-        say(f"note: --global_batch {config.global_batch:,} is over the {rows:,} rows: a step has some twice")
+        say(f"note: --global_batch {config.global_batch:,} is over the {rows:,} rows: a step has some several times")
     faults = Faults(config.on_nonfinite)
     tokenizer = load_tokenizer(config.model, "--model")
     run = Run(config, engine, method, objective, batches, tokenizer, device, faults, inputs(config))

@@ -96,11 +96,11 @@ def _moments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _pearson(gold: Sequence, found: Sequence, labels: list[str]) -> np.ndarray:
-    return _moments(np.asarray(gold, dtype=float), apart(found))
+    return _moments(np.asarray(gold, dtype=float), apart(gold, found))
 
 
 def _spearman(gold: Sequence, found: Sequence, labels: list[str]) -> np.ndarray:
-    return _moments(rankdata(gold), rankdata(apart(found)))
+    return _moments(rankdata(gold), rankdata(apart(gold, found)))
 
 
 def _entities(gold: Sequence, found: Sequence, labels: list[str]) -> np.ndarray:

@@ -79,7 +79,8 @@ def dev_curves(rows: list[Row], name: str) -> Plot | None:
 
     groups = grouped(shown, lambda one: (one[0].model, one[0].method))
     ends = [f"{a} with {b} {_last(*_mean_curve(same))}" for (a, b), same in groups.items()]
-    alt = f"Dev {words(metric)} over batches, a panel per model. Means where all their runs were: {'; '.join(ends)}."
+    means = f"Means at the last step that all their runs have: {'; '.join(ends)}."
+    alt = f"Dev {words(metric)} over batches, a panel per model. {means}"
     caption = (
         "Pale: one line per run; the weights of its highest point are the ones scored on test. Full: mean over seeds."
     )

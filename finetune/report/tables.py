@@ -100,9 +100,11 @@ def caveats(rows: list[Row]) -> str:
     if trained := ", ".join(row.run.name for row in rows if row.trained_by):
         notes.append(f"A file of the scored rows has trained {trained}.")
     for task, same in grouped(rows, lambda row: row.lettered).items():
-        trained_here = [row.run.figures for row in same if row.run.stage == "finetune"]
-        if len(steps := sorted({int(figures["steps"]) for figures in trained_here if "steps" in figures})) > 1:
-            notes.append(f"{task}: its runs took {steps[0]:,} to {steps[-1]:,} batches, as patience ended them.")
+        trained_here = [row.run for row in same if row.run.stage == "finetune" and "steps" in row.run.figures]
+        if len(steps := sorted({int(run.figures["steps"]) for run in trained_here})) > 1:
+            patient = any(run.facts.get("config", {}).get("patience") for run in trained_here)
+            why = ", as patience ended them" if patient else ""
+            notes.append(f"{task}: its runs took {steps[0]:,} to {steps[-1]:,} batches{why}.")
     return " ".join([*notes, *(f"{task} is not the whole published set: {what}." for task, what in parts)])
 
 

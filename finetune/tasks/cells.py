@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from asa.errors import RequestError
-from finetune.tasks.files import Row
+from finetune.tasks.files import SEMICOLONS, Row
 from finetune.tasks.spec import TaskConfig
 
 _NOTHING: Any = object()
@@ -71,7 +71,7 @@ def cell(task: TaskConfig, row: Row, column: str, key: str) -> Any:
     if found is _NOTHING:
         there = f"only {', '.join(map(repr, row.values))}" if row.values else "the row has none"
         if len(row.values) == 1 and ";" in next(iter(row.values)):
-            there += " (parted by semicolons? allowed: commas or tabs)"
+            there += SEMICOLONS
         raise wrong(row, f"no column {column!r}, {there}", flag(task, key))
     return found
 

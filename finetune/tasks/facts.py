@@ -83,7 +83,7 @@ def _contradicted(task: Task) -> Iterator[str]:
     pairs = zip(train.texts, train.labels, strict=True)
     if wrong := {text for text, label in pairs if first.setdefault(text, label) != label}:
         rows = sum(text in wrong for text in train.texts)
-        yield f"texts of several labels: {len(wrong):,}, of {rows:,} training rows"
+        yield f"training rows whose text has another label in another row: {rows:,}, of {len(wrong):,} texts"
 
 
 def _few(task: Task) -> Iterator[str]:

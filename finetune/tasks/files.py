@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, TextIO, get_args
 from asa.errors import RequestError, WorkError
 from finetune.tasks import published
 
+SEMICOLONS = " (parted by semicolons? allowed: commas or tabs)"
+
 Format = Literal["auto", "csv", "tsv", "jsonl", "json", "parquet", "conll", "dream", "race", "six-lines"]
 Found = tuple[int, dict[str, Any]] | tuple[int, dict[str, Any], int]  # number, values and, where not one, the lines
 csv.field_size_limit(2**31 - 1)  # an article may be a cell
@@ -106,6 +108,7 @@ def _text(path: Path, kind: str, header: tuple[str, ...], entry: str, mend: bool
 def _csv(file: TextIO, header: tuple[str, ...]) -> Iterator[Found]:
     """Separated by commas, or by tabs where the first line has tabs alone; quoted where needed."""
     first = next((line for line in file if line.strip()), "")
+    hint = SEMICOLONS if ";" in first and not {",", "\t"} & set(first) else ""
     file.seek(0)
     reader = csv.reader(file, delimiter="\t" if "\t" in first and "," not in first else ",", strict=True)
     before, begun, blank = 0, False, 0
@@ -124,10 +127,11 @@ def _csv(file: TextIO, header: tuple[str, ...]) -> Iterator[Found]:
             elif not fields:
                 blank = blank or (number if len(names) == 1 else 0)
             else:
-                raise published.WrongLine(number, f"{len(fields)} fields, {len(names)} columns ({', '.join(names)})")
+                told = f"{len(fields)} fields, {len(names)} columns ({', '.join(names)}){hint}"
+                raise published.WrongLine(number, told)
     except csv.Error as error:
         lone = "a carriage return outside quotes; end lines by \\n, or quote the text"
-        raise published.WrongLine(before + 1, lone if "new-line" in str(error) else str(error)) from None
+        raise published.WrongLine(before + 1, lone if "new-line" in str(error) else f"{error}{hint}") from None
 
 
 def _tsv(file: TextIO, header: tuple[str, ...], mend: bool) -> Iterator[Found]:

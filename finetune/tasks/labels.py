@@ -69,9 +69,10 @@ def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:
         wanted = [known.get(canonical(part)) for part in (value if task.kind == "token" else [value])]
         if None in wanted:
             part = value[wanted.index(None)] if task.kind == "token" else value
-            shown = ", ".join(name if len(name) <= WIDE else f"{name[:WIDE]}…" for name in names[:SHOWN])
-            rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            rest += " (texts? label and text may be swapped)" if any(len(name) > WIDE for name in names) else ""
+            many = len(names) > SHOWN
+            shown = ", ".join(f"{name[:WIDE]}…" if many and len(name) > WIDE else name for name in names[:SHOWN])
+            swapped = "; are label and text swapped?" if many and 2 * len(names) > len(raw.rows) else ""
+            rest = f" and {len(names) - SHOWN} more{swapped}" if many else ""
             raise wrong(row, f"label {part!r:.60}, allowed: {shown}{rest}", flag(task, "labels"))
         found.append(wanted if task.kind == "token" else wanted[0])  # type: ignore[arg-type]  # none of them is None
     return found

@@ -64,8 +64,9 @@ def held_out(split: Split, share: float) -> tuple[Split, Split]:
     if 2 * len(taken) < count:
         taken = _lowest_groups(split, count, _whole)
     if not taken or len(taken) == len(split):
+        texts = len(set(split.texts))
         raise RequestError(
-            f"{len(split)} training rows of {len(set(split.texts))} texts left, too few (or too alike) to hold {count}"
+            f"{len(split)} training rows left ({texts} different), too few (or too alike) to hold {count}"
             " out; give --task.dev and --task.test, another --task.text, or a smaller --holdout"
         )
     return _picked(split, [at for at in range(len(split)) if at not in taken]), _picked(split, sorted(taken))

@@ -68,7 +68,7 @@ class Outer:
     """Nested settings."""
 
 
-IN_FILES = "in a file in brackets, [A], one too"
+IN_FILES = "in a file always in brackets: [A]"
 
 
 def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -343,6 +343,9 @@ def test_lists_and_classes_that_are_fractions_are_refused() -> None:
     batch = tiny_batch("classification")
     with pytest.raises(RequestError, match=r"^input_ids is a list; give tensors"):
         replace(batch, inputs=batch.inputs | {"input_ids": batch.ids.tolist()})
+    for kind in ("classification", "regression"):
+        with pytest.raises(RequestError, match=r"^labels are a list; give a tensor"):
+            replace(tiny_batch(kind), labels=[0, 1, 0])  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"^labels of kind classification are float32, allowed: whole numbers"):
         replace(batch, labels=batch.labels.float())
 

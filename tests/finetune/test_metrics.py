@@ -249,6 +249,7 @@ def test_no_answer_that_a_row_has_not_is_predicted_and_what_is_not_finite_is_tol
     ("kind", "rows", "alike"),
     [
         ("regression", [np.array([2.5]), np.array([2.5 + 1e-6])], True),
+        ("regression", [np.array([2.5]), np.array([2.5 + 1e-5])], False),
         ("regression", [np.array([2.5]), np.array([2.6])], False),
         ("classification", [np.array([1.0, 0.0, 0.0])], False),  # a single row
         ("token", [np.eye(3)[[0, 0]], np.eye(3)[[0]]], True),

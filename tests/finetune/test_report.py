@@ -133,21 +133,25 @@ def test_a_failed_run_is_told_from_one_that_is_not_done(tmp_path: Path) -> None:
     assert "Left out of every average and figure: 1 (1 failed), listed below." in page
 
 
-def test_runs_that_patience_has_ended_are_told(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path / "runs")
+@pytest.mark.parametrize("patience", [2, None])
+def test_runs_of_different_numbers_of_batches_are_told(patience: int | None, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for method, seed in (("vanilla", 0), ("vanilla", 1), ("asa", 0), ("asa", 1)):
+        tuned(runs, method, seed, 0.8, config={**CONFIG, "patience": patience})
     path = runs / "base-asa-1" / "metrics.jsonl"
     lines = [line for line in path.read_text().splitlines() if '"step": 20' not in line]
     path.write_text("\n".join(lines).replace('"steps": 20', '"steps": 10') + "\n")
     write(ReportConfig(runs=runs, out=tmp_path / "report"))
     page = text(tmp_path / "report", "md")
-    assert page.count("topics: its runs took 10 to 20 batches, as patience ended them.") == 3  # scores, gains, its own
-    assert "Means where all their runs were: base with vanilla 60.00% after 20; base with asa 50.00% after 10;" in page
-    assert "as patience ended them" not in text(_report(tmp_path / "others"), "md")
+    why = ", as patience ended them" if patience else ""
+    assert page.count(f"topics: its runs took 10 to 20 batches{why}.") == 3  # scores, gains, its own
+    assert (
+        "last step that all their runs have: base with vanilla 60.00% after 20; base with asa 50.00% after 10" in page
+    )
 
 
-def _report(folder: Path) -> Path:
-    write(ReportConfig(runs=write_runs(folder / "runs"), out=folder / "report"))
-    return folder / "report"
+def test_runs_of_as_many_batches_are_not(report: Path) -> None:
+    assert "its runs took" not in text(report, "md")
 
 
 def test_pretraining_runs_show_before_and_after(report: Path) -> None:

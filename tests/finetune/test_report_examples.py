@@ -44,10 +44,12 @@ def test_the_sums_of_numbers_give_the_correlation(data: st.DataObject, count: in
 def test_a_model_that_answers_all_alike_but_for_rounding_has_no_correlation(metric: str) -> None:
     """A collapsed one has a Pearson of up to 0.07 by the shapes of its batches, by which the best epoch was chosen."""
     gold, eps = [0.5, 1.0, 2.5, 4.0, 4.5], float(np.finfo(np.float32).eps)
-    for sizes, told in (([0, 1, 2, 8, 16], False), ([0, 1, 2, 8, 400], True)):
-        found = [-2.5 * (1 + size * eps) for size in sizes]
-        assert (METRICS[metric](gold, found, []) != 0) == told
-        assert of_sums(metric, gold, found, []) == pytest.approx(METRICS[metric](gold, found, []))
+    for sizes, told in (([0, 1, 2, 5, 8], False), ([0, 1, 2, 8, 26], True)):
+        near = [2 * (1 + size * eps) for size in sizes]
+        around_0 = [4 * size * eps for size in sizes]  # beside labels from -2 to 2
+        for right, found in ((gold, near), ([value - 2.5 for value in gold], around_0)):
+            assert (METRICS[metric](right, found, []) != 0) == told
+            assert of_sums(metric, right, found, []) == pytest.approx(METRICS[metric](right, found, []))
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_what_a_score_says_little_of_is_told(tmp_path: Path) -> None:
     rows = [{"text": f"{n % 20}", "label": "no" if n in (3, 5, 25) else "yes"} for n in range(40)]
     files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev", "test")}
     line = told(task(**files))
-    assert "; texts of several labels: 1, of 2 training rows" in line
+    assert "; training rows whose text has another label in another row: 2, of 1 texts" in line
     assert "fewer" not in line
     few = [write(tmp_path / "few.jsonl", rows[:19])]
     assert told(task(train=few, dev=few, test=few)).endswith(f"; {FEW}")
@@ -523,7 +523,7 @@ def test_rows_are_told_apart_by_their_repr_but_not_by_that_of_one_python(content
 def test_at_most_a_thousand_rows_are_held_out_and_too_few_are_refused() -> None:
     split = Split([""] * 30_000, [(str(n),) for n in range(30_000)], None)
     assert len(held_out(split, 0.1)[1]) == 1000
-    with pytest.raises(RequestError, match="1 training rows of 1 texts left, too few"):
+    with pytest.raises(RequestError, match=r"1 training rows left \(1 different\), too few"):
         held_out(thinned(split, 1), 0.1)
 
 
@@ -878,18 +878,27 @@ def test_a_column_of_numbers_named_as_classes_is_told_briefly(tmp_path: Path) ->
         task(train=[path], test=[other])
 
 
-def test_swapped_columns_and_semicolons_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", [{"text": f"{n % 3}", "label": f"{n} {'x' * 99}"} for n in range(60)])
+def test_swapped_columns_are_told(tmp_path: Path) -> None:
+    long = "a class name that is long enough to be taken for a text by its length"
+    path = write(tmp_path / "t.jsonl", [{"text": f"{n % 3}", "label": f"{n} {long}"} for n in range(60)])
     other = write(tmp_path / "o.jsonl", [{"text": "x", "label": "y"}])
-    with pytest.raises(RequestError, match=r"o.jsonl:1: label 'y', allowed: .* \(texts\? .* swapped\)") as told:
+    with pytest.raises(
+        RequestError, match=r"label 'y', allowed: .*… and 40 more; are label and text swapped\?"
+    ) as told:
         task(train=[path], test=[other])
     assert len(str(told.value)) < 1600
-    with pytest.raises(RequestError, match=r"60 training rows of 3 texts left, .* another --task.text"):
+    with pytest.raises(RequestError, match=r"60 training rows left \(3 different\), .* another --task.text"):
         task(train=[path])
-    parted = tmp_path / "s.csv"
-    parted.write_text("text;label\nx;0\n")
-    with pytest.raises(RequestError, match=r"only 'text;label' \(parted by semicolons\? allowed: commas or tabs\)"):
-        task(test=[parted])
+    few = write(tmp_path / "f.jsonl", [{"text": f"{n}", "label": f"{long} {n % 3}"} for n in range(60)])
+    with pytest.raises(RequestError, match=rf"label 'y', allowed: {long} 0, {long} 1, {long} 2; mend it"):
+        task(train=[few], test=[other])
+
+
+@pytest.mark.parametrize("text", ["text;label\nx;0\n", "text;label\na, b;0\n", '"text";"label"\n"a, b";0\n'])
+def test_semicolons_are_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text(text)
+    with pytest.raises(RequestError, match=r"\(parted by semicolons\? allowed: commas or tabs\)"):
+        task(test=[tmp_path / "s.csv"])
 
 
 def test_what_a_task_folder_or_the_hub_has_of_its_own_is_not_given_beside_it(task_folder: Path, table: Path) -> None:

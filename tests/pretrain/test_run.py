@@ -391,9 +391,9 @@ def test_a_batch_of_more_rows_than_there_are_is_told(
     request_: PretrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = len(build(request_, CPU).batches.train)
-    assert "a step has some twice" not in capsys.readouterr().out
+    assert "a step has some several times" not in capsys.readouterr().out
     build(replace(request_, global_batch=4 * rows), CPU)
-    told = f"note: --global_batch {4 * rows:,} is over the {rows:,} rows: a step has some twice"
+    told = f"note: --global_batch {4 * rows:,} is over the {rows:,} rows: a step has some several times"
     assert told in capsys.readouterr().out
 
 
