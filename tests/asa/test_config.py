@@ -14,7 +14,7 @@ import yaml
 from pydantic import AfterValidator, Field
 
 import interrupts
-from asa.config import config, from_dict, save_yaml, sha256_of, to_dict
+from asa.config import config, from_dict, nearest, save_yaml, sha256_of, to_dict
 from asa.errors import RequestError, WorkError
 from cli import guard, main, parse
 from keys import keys_of, told
@@ -130,6 +130,13 @@ def test_unknown_flag_names_the_nearest_valid_key(
     line = refused(["--folder", "x", *flags], capsys)
     assert f"unknown key '{wrong}'" in line
     assert f"did you mean '{nearest}'?" in line
+
+
+def test_a_key_without_its_group_is_known_but_one_that_is_nearly_it_is_nearer() -> None:
+    keys = ["seeds", "recipes", "optim.lr", "task.recipe", "pgd.radius", "freelb.radius"]
+    assert nearest("lr", keys) == ["optim.lr"]
+    assert nearest("recipe", keys) == ["recipes"]
+    assert nearest("qqq", keys) == []
 
 
 @pytest.mark.parametrize(
