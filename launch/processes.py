@@ -32,7 +32,7 @@ class Asked:
         self.signal = 0
         self.at_once = False
         self._since = 0.0
-        self._answer = "saving and ending" if stage == "pretrain" else "ending"  # which other stages do without a save
+        self._answer = "ending, with a save once it trains" if stage == "pretrain" else "ending"
 
     @contextmanager
     def noted(self) -> Iterator["Asked"]:

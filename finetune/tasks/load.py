@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from asa import manifest
 from asa.config import to_dict
@@ -35,49 +37,61 @@ def load(task: TaskConfig, config: FinetuneConfig) -> Task:
         hub that cannot be reached.
     """
     _check_alone(task, config)
-    if task.folder is not None:
-        found = folder.load(task.folder)
-        name = found.name if task.name == TaskConfig().name else task.name
-        splits = arranged(found.splits, [], config)
-        hashes = {str(task.folder / manifest.NAME): found.sha256}
-        facts = facts_of(splits, found.labels, hashes, {})
-        facts["trained"] = [manifest.file_sha256(task.folder / "train.jsonl")]
-        # By its rows too: which of them train and choose follows from the settings.
-        sha256 = content_sha256(found.kind, found.labels, found.metrics, splits, hashes)
-        return replace(found, name=name, splits=splits, facts=facts, sha256=sha256)
-    task = settled(task, config)
+    return _read(settled(task, config), config) if task.folder is None else _saved(task, task.folder, config)
+
+
+def _saved(task: TaskConfig, place: Path, config: FinetuneConfig) -> Task:
+    """A task folder, which says of itself what it is."""
+    found = folder.load(place)
+    name = found.name if task.name == TaskConfig().name else task.name
+    splits = arranged(found.splits, [], config)
+    hashes = {str(place / manifest.NAME): found.sha256}
+    facts = facts_of(splits, found.labels, hashes, {})
+    facts["trained"] = [manifest.file_sha256(place / "train.jsonl")]
+    # By its rows too: which of them train and choose follows from the settings.
+    sha256 = content_sha256(found.kind, found.labels, found.metrics, splits, hashes)
+    return replace(found, name=name, splits=splits, facts=facts, sha256=sha256)
+
+
+def _read(task: TaskConfig, config: FinetuneConfig) -> Task:
+    """A task of files or of the hub, whose keys say what their columns are."""
     kind: Kind = task.kind  # type: ignore[assignment]  # the other word for token is gone by now
+    raws = _raws(task, config)
+    names = classes(task, next((raw for raw in raws.values() if raw.labels is not None), next(iter(raws.values()))))
+    rows = _split_subsets(task, raws, {name: split_of(task, raw, names) for name, raw in raws.items()})
+    unasked: dict[str, int] = {}
+    if task.ranked:
+        rows, unasked = questions(rows, names, task.ranked)
+        kind, names = "choice", []
+    metrics = task.metrics or usual(kind, names)
+    check_metrics(metrics, kind, names)
+    others = _others(task, names, rows, config)
+    splits = arranged(rows, [one.split for one in others], config)
+    check_scores(splits, metrics)
+    check_spread(task, rows, raws)
+    paths = [*read_files(task, config), *(path for one in others for path in one.files)]
+    hashes = {str(path): manifest.file_sha256(path) for path in dict.fromkeys(paths)}
+    sources = {**raws, **{one.name: one.raw for one in others}}
+    held = taken(rows, config) if "train" in splits else []
+    facts = {
+        **facts_of(splits, names, hashes, {name: raw.dropped for name, raw in sources.items()}),
+        "joined": {name: raw.joined for name, raw in sources.items() if raw.joined},
+        "seen": {one.name: one.seen for one in others if one.seen},
+        "unasked": unasked,
+        "partial": "; ".join(filter(None, [task.partial, *(one.partial for one in others)])),
+        **_origins(task, hashes, config),
+        "held_out_sha256": {name: rows_sha256(splits[name]) for name in held},
+    }
+    return Task(task.name, kind, names, metrics, splits, content_sha256(kind, names, metrics, splits, hashes), facts)
+
+
+def _raws(task: TaskConfig, config: FinetuneConfig) -> dict[str, Raw]:
+    """The cells of every split, as its file or the hub has them."""
     standard = task.name in config.tasks
     check_keys(task, standard)
     supplied = supply(task, config, standard)
     _check_names(supplied, "--task.hub.splits" if from_hub(task, config) else "--task.extra")
-    raws = {name: read(task, rows, _labelled(name)) for name, rows in supplied.items()}
-    names = classes(task, next((raw for raw in raws.values() if raw.labels is not None), next(iter(raws.values()))))
-    scored = _split_subsets(task, raws, {name: split_of(task, raw, names) for name, raw in raws.items()})
-    unasked: dict[str, int] = {}
-    if task.ranked:
-        scored, unasked = questions(scored, names, task.ranked)
-        kind, names = "choice", []
-    metrics = task.metrics or usual(kind, names)
-    check_metrics(metrics, kind, names)
-    others = _others(task, names, scored, config)
-    splits = arranged(scored, [one.split for one in others], config)
-    check_scores(splits, metrics)
-    check_spread(task, scored, raws)
-    paths = [*read_files(task, config), *(path for one in others for path in one.files)]
-    hashes = {str(path): manifest.file_sha256(path) for path in dict.fromkeys(paths)}
-    read_ = {**raws, **{one.name: one.raw for one in others}}
-    facts = facts_of(splits, names, hashes, {name: raw.dropped for name, raw in read_.items()})
-    facts["joined"] = {name: raw.joined for name, raw in read_.items() if raw.joined}
-    facts["seen"] = {one.name: one.seen for one in others if one.seen}
-    facts["unasked"] = unasked
-    facts["partial"] = "; ".join(filter(None, [task.partial, *(one.partial for one in others)]))
-    facts["trained"] = _trained(task, hashes, config)
-    facts["scored_from"] = _scored_from(task, hashes, config)
-    facts["held_from"] = [_content_of(name, task, hashes) for name in training(task, config)] or facts["trained"]
-    held = taken(scored, config) if "train" in splits else []
-    facts["held_out_sha256"] = {name: rows_sha256(splits[name]) for name in held}
-    return Task(task.name, kind, names, metrics, splits, content_sha256(kind, names, metrics, splits, hashes), facts)
+    return {name: read(task, rows, _labelled(name)) for name, rows in supplied.items()}
 
 
 def _others(task: TaskConfig, names: list[str], scored: dict[str, Split], config: FinetuneConfig) -> list[Added]:
@@ -110,6 +124,16 @@ def trainable(task: Task, config: FinetuneConfig) -> Task:
 def _content(split: Split) -> set[str]:
     """The rows with their labels, whatever their order."""
     return {repr(row) for row in zip(split.texts, split.labels or [], strict=True)}
+
+
+def _origins(task: TaskConfig, hashes: dict[str, str], config: FinetuneConfig) -> dict[str, Any]:
+    """What the rows that train, those that are scored and those that are held out are parts of, by sha256."""
+    trained = _trained(task, hashes, config)
+    return {
+        "trained": trained,
+        "scored_from": _scored_from(task, hashes, config),
+        "held_from": [_content_of(name, task, hashes) for name in training(task, config)] or trained,
+    }
 
 
 def _trained(task: TaskConfig, hashes: dict[str, str], config: FinetuneConfig) -> list[str]:
