@@ -86,6 +86,11 @@ def project(d_RLD: Tensor, room: Room, ball: Ball, radius: float | None) -> Tens
     return _per_example(d_RLD, scale_E1.clamp_max(1))
 
 
+def ascended(d_RLD: Tensor, g_RLD: Tensor, room: Room, ball: Ball, step_size: float, radius: float | None) -> Tensor:
+    """The perturbation one step of norm `step_size` up the gradient, back in the ball; a constant."""
+    return project(d_RLD.detach() + direction(g_RLD, room, ball) * step_size, room, ball, radius)
+
+
 def _at_tokens(d_RLD: Tensor, room: Room) -> Tensor:
     return d_RLD * room.real_RL.unsqueeze(-1)
 

@@ -55,7 +55,6 @@ def attack(
             best_E, resisted_E = torch.maximum(best_E, loss_E.detach()), resisted_E & right_E
             if step < steps:
                 (gradient_RLD,) = torch.autograd.grad(loss_E.sum(), (point_RLD,))
-                moved_RLD = point_RLD.detach() + step_size * perturb.direction(gradient_RLD, room, "l2")
-                point_RLD = perturb.project(moved_RLD, room, "l2", 1.0)
+                point_RLD = perturb.ascended(point_RLD, gradient_RLD, room, "l2", step_size, 1.0)
         reached.append(best_E)
     return Worst(clean_E, torch.stack(reached), resisted_E)

@@ -7,8 +7,8 @@ SMART without its teacher, made for pre-training too: the paper's alpha is 10 th
 from torch import Tensor
 
 from asa.batch import Batch
-from asa.engine import Engine
-from asa.methods.ball import dropout
+from asa.engine import Engine, Precision
+from asa.methods.ball import check_sizes, dropout
 from asa.methods.base import At, Stateless, learn
 from asa.methods.smoothness import SmoothConfig, noise, smooth
 
@@ -18,6 +18,12 @@ class ALUM(Stateless):
 
     def __init__(self, options: SmoothConfig) -> None:
         self.options = options
+
+    def check_run(self, precision: Precision, zero: int) -> None:
+        """Raises RequestError for a perturbation that half precision rounds away."""
+        options = self.options
+        if options.weight:
+            check_sizes({"alum.radius": options.radius, "alum.noise": options.noise}, precision)
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options = self.options

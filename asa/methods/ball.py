@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from asa import perturb
 from asa.batch import Batch
 from asa.config import config
-from asa.engine import Engine
+from asa.engine import Engine, Precision
 from asa.errors import RequestError
 from asa.perturb import Ball, Room
 
 # L length, D width of the word embeddings, R sequences
+
+HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
 
 Size = Annotated[float, Field(ge=0, le=1e4)]
 Dropout = Literal["shared", "independent"]
@@ -52,6 +54,17 @@ def inside(options: Options) -> Options:
     return options
 
 
+def check_sizes(sizes: dict[str, float], precision: Precision) -> None:
+    """Args: sizes, by flag, of the perturbations whose prediction is compared with the clean one, or from which the
+    ascent starts. Raises: RequestError for one that half precision rounds away."""
+    small = {} if precision == "fp32" else {flag: size for flag, size in sizes.items() if size < HALF_SIZE}
+    for flag, size in small.items():
+        raise RequestError(
+            f"{flag} = {size:g} drowns in the rounding of {precision}, allowed there: {HALF_SIZE:g} <= {flag};"
+            f" raise --{flag}, or train in fp32 (--precision fp32)"
+        )
+
+
 def room(engine: Engine, batch: Batch) -> Room:
     """Where the perturbations of this batch live."""
     words = cast(nn.Embedding, engine.module.model.get_input_embeddings())
@@ -67,9 +80,8 @@ def begin(where: Room, options: BallConfig) -> Tensor:
 def climb(delta_RLD: Tensor, gradient_RLD: Tensor | None, where: Room, options: BallConfig) -> Tensor:
     """The next perturbation: one step up, back into the ball; a leaf that takes a gradient."""
     assert gradient_RLD is not None
-    step_RLD = perturb.direction(gradient_RLD, where, options.ball) * options.step_size
-    moved_RLD = delta_RLD.detach() + step_RLD
-    return perturb.project(moved_RLD, where, options.ball, options.radius).requires_grad_()
+    found_RLD = perturb.ascended(delta_RLD, gradient_RLD, where, options.ball, options.step_size, options.radius)
+    return found_RLD.requires_grad_()
 
 
 def dropout(engine: Engine, mode: Dropout, masks: bool = False, taps: bool = True) -> AbstractContextManager[None]:

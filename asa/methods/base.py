@@ -24,6 +24,9 @@ class Method(Protocol):
 
     It never updates weights or clears gradients: the loop does. The returned terms are sums over units divided by the
     step's totals, detached; added over micro-batches and ranks they are the step's means.
+
+    One may also have check_run(precision, zero), which raises RequestError before anything is trained in an arithmetic
+    or at a ZeRO stage that its settings cannot work with; in pre-training also check_depth(layers), of the model's.
     """
 
     replays: int
@@ -74,15 +77,8 @@ class Stateless:
             raise ValueError(f"a stateless method was given state: {sorted(state)}")
 
 
-def updates_of(state: dict[str, Tensor]) -> int:
-    """Raises ValueError for a state that does not tell how many updates were made."""
-    if "updates" not in state:
-        raise ValueError(f"the state of a method that counts updates holds no updates, only {sorted(state)}")
-    return int(state["updates"])
-
-
 class Counting(Stateless):
-    """A method whose only state is the number of updates made."""
+    """A method whose state is the number of updates made, if nothing more."""
 
     updates = 0
 
@@ -93,7 +89,10 @@ class Counting(Stateless):
         return {"updates": torch.tensor(self.updates)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.updates = updates_of(state)
+        """Raises ValueError for a state that does not tell how many updates were made."""
+        if "updates" not in state:
+            raise ValueError(f"the state of a method that counts updates holds no updates, only {sorted(state)}")
+        self.updates = int(state["updates"])
 
 
 _PROTOCOL = {*get_annotations(Method), "backward", "after_step", "state_dict", "load_state_dict"}

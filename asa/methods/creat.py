@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from asa import perturb
 from asa.batch import Batch
 from asa.config import config
-from asa.engine import Engine
+from asa.engine import Engine, Precision
+from asa.errors import RequestError
 from asa.losses import task_loss
 from asa.methods.ball import BallConfig, Dropout, Size, climb, dropout, inside, room
 from asa.methods.base import At, Stateless
@@ -56,6 +57,15 @@ class CreAT(Stateless):
 
     def __init__(self, options: CreATConfig) -> None:
         self.options = inside(options)
+
+    def check_run(self, precision: Precision, zero: int) -> None:
+        """Raises RequestError for a cosine that half precision leaves nothing of."""
+        options = self.options
+        if precision != "fp32" and options.temperature and options.dropout == "shared":
+            raise RequestError(
+                f"creat.dropout = shared leaves its cosine to the rounding of {precision}; set --creat.dropout"
+                " independent, leave the cosine out (--creat.temperature 0), or train in fp32 (--precision fp32)"
+            )
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options, where = self.options, room(engine, batch)

@@ -8,10 +8,8 @@ from asa.engine import Precision
 from asa.errors import RequestError
 from asa.methods import METHODS, Method, MethodsConfig, known
 from asa.methods.base import Outside
-from asa.methods.yopo import PARTITIONED
 
 SLOWING = 1.01e-4  # Adam's eps / asa.reversal above which the adversary learns more slowly than with reversal 1
-HALF_SIZE = 1e-2  # a perturbation's least size of which bf16 and fp16 leave enough to follow its gradient
 ROUNDED = (
     "note: in bf16 on a CPU torch rounds sums over the tokens of a micro-batch, so that gradients of LayerNorms and"
     " embeddings are too small and depend on micro_batch; take fp32 for figures that count"
@@ -41,21 +39,10 @@ def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -
         known(name)
     except ValueError as error:
         raise RequestError(str(error)) from None
-    if name == "yopo" and zero == 3:
-        raise RequestError(PARTITIONED)
-    for flag, size in _small(name, settings) if precision != "fp32" else ():
-        if size < HALF_SIZE:
-            raise RequestError(
-                f"{flag} = {size:g} drowns in the rounding of {precision}, allowed there: {HALF_SIZE:g} <= {flag};"
-                f" raise --{flag}, or train in fp32 (--precision fp32)"
-            )
-    creat = settings.creat
-    if name == "creat" and precision != "fp32" and creat.temperature and creat.dropout == "shared":
-        raise RequestError(
-            f"creat.dropout = shared leaves its cosine to the rounding of {precision}; set --creat.dropout independent,"
-            " leave the cosine out (--creat.temperature 0), or train in fp32 (--precision fp32)"
-        )
     method = METHODS[name](settings)
+    check_run: Callable[[Precision, int], None] | None = getattr(method, "check_run", None)
+    if callable(check_run):
+        check_run(precision, zero)
     # One that somebody has put into METHODS is held to its word like one named MODULE:BUILDER.
     return method if type(method).__module__.startswith("asa.") else cast("Method", Outside(name, method))
 
@@ -74,16 +61,3 @@ def check_depth(method: Method, layers: int) -> None:
     check: Callable[[int], None] | None = getattr(method, "check_depth", None)
     if callable(check):
         check(layers)
-
-
-def _small(name: str, settings: MethodsConfig) -> list[tuple[str, float]]:
-    """Flags and values of the perturbations that the method compares the clean prediction with, or starts to climb
-    from."""
-    smooth = {"smart": settings.smart, "alum": settings.alum}.get(name)
-    if smooth is not None and smooth.weight:
-        return [(f"{name}.radius", smooth.radius), (f"{name}.noise", smooth.noise)]
-    if name == "vat" and settings.vat.weight:
-        return [("vat.radius", settings.vat.radius), ("vat.distance", settings.vat.distance)]
-    if name == "r3f" and settings.r3f.weight:
-        return [("r3f.noise", settings.r3f.noise)]
-    return []

@@ -11,9 +11,9 @@ from torch import Tensor
 from asa import perturb
 from asa.batch import Batch
 from asa.config import config
-from asa.engine import Engine
+from asa.engine import Engine, Precision
 from asa.errors import RequestError
-from asa.methods.ball import Dropout, Size, dropout, room
+from asa.methods.ball import Dropout, Size, check_sizes, dropout, room
 from asa.methods.base import At, Stateless, learn
 from asa.methods.smoothness import Weight, learned
 from asa.signal import Perturb
@@ -43,6 +43,11 @@ class R3F(Stateless):
                 " --r3f.dropout independent"
             )
         self.options = options
+
+    def check_run(self, precision: Precision, zero: int) -> None:
+        """Raises RequestError for noise that half precision rounds away."""
+        if self.options.weight:
+            check_sizes({"r3f.noise": self.options.noise}, precision)
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         draw = perturb.uniform if self.options.distribution == "uniform" else perturb.gaussian

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from asa.batch import Batch
 from asa.config import config
-from asa.engine import Engine
+from asa.engine import Engine, Precision
 from asa.errors import RequestError
-from asa.methods.ball import dropout
-from asa.methods.base import At, Stateless, learn, updates_of
+from asa.methods.ball import check_sizes, dropout
+from asa.methods.base import At, Counting, learn
 from asa.methods.smoothness import SmoothConfig, Weight, apart, noise, smooth
 from asa.model import TaskModel
 
@@ -38,14 +38,19 @@ class SMARTConfig(SmoothConfig):
     """The same after the first tenth."""
 
 
-class SMART(Stateless):
+class SMART(Counting):
     """Its state is the number of updates made and the teacher's parameters, by name."""
 
     def __init__(self, options: SMARTConfig) -> None:
         self.options = options
-        self.updates = 0
         self._teacher: TaskModel | None = None
         self._restored: dict[str, Tensor] | None = None
+
+    def check_run(self, precision: Precision, zero: int) -> None:
+        """Raises RequestError for a perturbation that half precision rounds away."""
+        options = self.options
+        if options.weight:
+            check_sizes({"smart.radius": options.radius, "smart.noise": options.noise}, precision)
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         options = self.options
@@ -69,7 +74,7 @@ class SMART(Stateless):
             return self._teacher(batch).logits
 
     def after_step(self, engine: Engine) -> None:
-        self.updates += 1
+        super().after_step(engine)
         if self._teacher is None:
             return
         beta = self.options.beta_early if 10 * self.updates <= engine.steps else self.options.beta_late
@@ -79,10 +84,10 @@ class SMART(Stateless):
         teacher = self._restored or {}
         if self._teacher is not None:
             teacher = {name: p.detach() for name, p in self._teacher.named_parameters()}
-        return {"updates": torch.tensor(self.updates), **teacher}
+        return {**super().state_dict(), **teacher}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.updates = updates_of(state)
+        super().load_state_dict(state)
         self._teacher = None
         self._restored = {name: value for name, value in state.items() if name != "updates"} or None
 

@@ -21,7 +21,7 @@ from asa.engine import Engine
 from asa.losses import task_loss
 from asa.methods.ball import Size, room
 from asa.methods.base import At, Stateless, learn
-from asa.methods.smoothness import Weight, towards
+from asa.methods.smoothness import Weight, apart, towards
 from asa.signal import Perturb
 
 GUARD = 1e-6
@@ -67,7 +67,7 @@ class SMARTReleased(Stateless):
 
 def _both_ways(clean: Tensor, other: Tensor, batch: Batch) -> Tensor:
     if batch.kind == "regression":
-        return F.mse_loss(other.float(), clean.float(), reduction="sum") / batch.total_compared
+        return apart(clean, other, batch)
     return towards(clean.detach(), other, batch) + towards(other.detach(), clean, batch)
 
 

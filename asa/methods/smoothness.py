@@ -96,9 +96,8 @@ def worst(engine: Engine, batch: Batch, clean: Output, start_RLD: Tensor, option
     for _ in range(options.ascents):
         reached = engine.probe(batch, Perturb(embed_BLD=delta_RLD)).logits
         (gradient_RLD,) = engine.ascend(apart(clean.logits.detach(), reached, batch), (delta_RLD,))
-        step_RLD = perturb.direction(gradient_RLD, where, "linf") * options.step_size
-        moved_RLD = delta_RLD.detach() + step_RLD
-        delta_RLD = perturb.project(moved_RLD, where, "linf", options.radius).requires_grad_()
+        delta_RLD = perturb.ascended(delta_RLD, gradient_RLD, where, "linf", options.step_size, options.radius)
+        delta_RLD.requires_grad_()
     return delta_RLD.detach()
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from asa import perturb
 from asa.batch import Batch
 from asa.config import config
-from asa.engine import Engine
+from asa.engine import Engine, Precision
 from asa.losses import task_loss
-from asa.methods.ball import Dropout, Size, dropout, room
+from asa.methods.ball import Dropout, Size, check_sizes, dropout, room
 from asa.methods.base import At, Stateless, learn
 from asa.methods.smoothness import Weight, towards
 from asa.signal import Perturb
@@ -45,6 +45,12 @@ class VAT(Stateless):
 
     def __init__(self, options: VATConfig) -> None:
         self.options = options
+
+    def check_run(self, precision: Precision, zero: int) -> None:
+        """Raises RequestError for a perturbation that half precision rounds away."""
+        options = self.options
+        if options.weight:
+            check_sizes({"vat.radius": options.radius, "vat.distance": options.distance}, precision)
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         where = room(engine, batch)

@@ -15,7 +15,7 @@ from torch import Tensor
 from asa.attention import depth
 from asa.batch import Batch
 from asa.config import config
-from asa.engine import Engine
+from asa.engine import Engine, Precision
 from asa.errors import RequestError
 from asa.losses import task_loss
 from asa.methods.ball import BallConfig, Dropout, begin, climb, dropout, inside, room
@@ -54,6 +54,11 @@ class YOPO(Stateless):
     def __init__(self, options: YOPOConfig) -> None:
         self.options = inside(options)
         self.passes = options.passes
+
+    def check_run(self, precision: Precision, zero: int) -> None:
+        """Raises RequestError for ZeRO 3."""
+        if zero == 3:
+            raise RequestError(PARTITIONED)
 
     def backward(self, engine: Engine, batch: Batch, at: At) -> dict[str, Tensor]:
         if engine.partitioned:

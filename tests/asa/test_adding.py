@@ -134,6 +134,17 @@ def test_the_depth_that_one_asks_for_is_checked_before_training(monkeypatch: pyt
         limits.check_depth(limits.check("deep", MethodsConfig(), "fp32", zero=0), 2)
 
 
+def test_one_may_refuse_an_arithmetic_before_training(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_run(self: object, precision: str, zero: int) -> None:
+        if (precision, zero) == ("bf16", 2):
+            raise RequestError("sign wants fp32; set --precision fp32")
+
+    monkeypatch.setattr(sys.modules["sign_step"].Sign, "check_run", check_run, raising=False)
+    limits.check(method, MethodsConfig(), "fp32", zero=2)
+    with pytest.raises(RequestError, match="sign wants fp32"):
+        limits.check(method, MethodsConfig(), "bf16", zero=2)
+
+
 def test_a_method_from_outside_can_be_copied(method: str) -> None:
     built = METHODS[method](MethodsConfig(outside={"size": 0.5}))
     assert copy.deepcopy(built).size == 0.5  # type: ignore[attr-defined]
