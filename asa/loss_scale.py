@@ -13,38 +13,49 @@ MIN_LOSS_SCALE = 1
 START, GROWTH = 2.0**16, 2000  # torch.amp.GradScaler's; the second: updates until it is doubled
 
 
-class LossScale:
-    """One of torch.amp.GradScaler's rule, which knows a fault from an overflow; 1 until `begin`."""
+class Scaled:
+    """What was computed under a loss scale since the last update."""
 
     def __init__(self) -> None:
-        self.on, self.value = False, 1.0
-        self._updates = 0  # since the last change
         self._losses, self._ascents = list[Tensor](), list[tuple[Tensor, Tensor]]()
-
-    def begin(self) -> None:
-        self.on, self.value = True, START
 
     def lost(self, loss: Tensor) -> None:
         """One whose gradients are a part of the update's."""
-        if self.on:
-            self._losses.append(loss.detach())
+        self._losses.append(loss.detach())
 
     def climbed(self, loss: Tensor, gradients: Sequence[Tensor]) -> None:
         """An ascent under the scale."""
         self._ascents += [(loss.detach(), gradient.sum()) for gradient in gradients]
 
+    def overflowed(self, applied: bool) -> bool:
+        """After an update that was made or left out: whether the scale was too high for it. All ranks call it."""
+        losses, ascents, self._losses, self._ascents = self._losses, self._ascents, [], []
+        return not applied and overflowed(losses, ascents)
+
+
+class LossScale(Scaled):
+    """One of torch.amp.GradScaler's rule, which knows a fault from an overflow; 1 until `begin`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on, self.value = False, 1.0
+        self._updates = 0  # since the last change
+
+    def begin(self) -> None:
+        self.on, self.value = True, START
+
+    def lost(self, loss: Tensor) -> None:
+        if self.on:
+            super().lost(loss)
+
     def update(self, applied: bool) -> bool:
         """After an update that was made or left out: whether the scale was too high for it; it is lower now. All ranks
         call it. Raises WorkError where there is none lower."""
-        losses, ascents, self._losses, self._ascents = self._losses, self._ascents, [], []
         if not self.on:
             return False
-        overflow = not applied and overflowed(losses, ascents)
-        if overflow and self.value <= MIN_LOSS_SCALE:
-            raise WorkError(
-                f"the fp16 gradient is not finite even at the smallest loss scale, {MIN_LOSS_SCALE}; put passes under"
-                " autocast in bf16 or none, or lower the learning rate"
-            )
+        overflow = self.overflowed(applied)
+        if overflow:
+            check_lower(self.value, "put passes under autocast in bf16 or none, or lower the learning rate")
         self._updates = self._updates + 1 if applied else 0 if overflow else self._updates
         if overflow:
             self.value /= 2
@@ -59,6 +70,12 @@ class LossScale:
         """Take what `state` gave; of another engine's no note is taken."""
         if state.keys() == {"value", "updates"}:
             self.on, self.value, self._updates = True, state["value"], state["updates"]
+
+
+def check_lower(scale: float, mend: str) -> None:
+    """Raises WorkError where a scale that was too high is the smallest there is."""
+    if scale <= MIN_LOSS_SCALE:
+        raise WorkError(f"the fp16 gradient is not finite even at the smallest loss scale, {MIN_LOSS_SCALE}; {mend}")
 
 
 def in_fp16(device: str) -> bool:

@@ -14,7 +14,7 @@ from asa import dist
 from asa.batch import Batch
 from asa.engine import Passes, Precision, State, StepStats, forget_old_weights, set_rate
 from asa.errors import WorkError
-from asa.loss_scale import MIN_LOSS_SCALE, overflowed
+from asa.loss_scale import Scaled, check_lower
 from asa.model import Output, TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, PartNorms, build_optimizer, set_updates, start
 from asa.signal import Perturb, Tap
@@ -73,8 +73,7 @@ class DeepSpeedEngine(Passes):
             self._optimizer._lazy_init_hp_params_optimizer_state()
         self._order = _Order(self._optimizer, module) if zero == 2 and singly and dist.world() > 1 else None
         self._update_scale = None
-        # Of the update to come, in fp16: what goes backwards; what is ascended, with the sum of a gradient of it.
-        self._losses, self._ascents = list[Tensor](), list[tuple[Tensor, Tensor]]()
+        self._scaled = Scaled()  # in fp16
         if precision == "fp16":
             # DeepSpeed changes the scale between the check of the gradients and their division by it.
             self._update_scale = self._optimizer._update_scale
@@ -101,18 +100,17 @@ class DeepSpeedEngine(Passes):
         scale = 1.0 if scaled else self._loss_scale()
         gradients = [gradient.float() for gradient in super().ascend(loss * scale, wrt)]
         if self._update_scale is not None and not scaled:
-            self._ascents += [(loss.detach(), gradient.sum()) for gradient in gradients]
+            self._scaled.climbed(loss, gradients)
         return tuple(gradient / scale for gradient in gradients)
 
     def backward(self, loss: Tensor) -> None:
         if self._update_scale is not None:
-            self._losses.append(loss.detach())
+            self._scaled.lost(loss)
         # DeepSpeed averages over ranks; our losses are shares of a sum.
         with self._own_types():
             self._engine.backward(self._vetoed(loss) * dist.world())
 
     def step(self, norms: bool = False) -> StepStats:
-        losses, ascents, self._losses, self._ascents = self._losses, self._ascents, [], []
         if self._order is not None:
             self._order.check()
         rate, scale = self._next_rate(), self._loss_scale()
@@ -125,7 +123,7 @@ class DeepSpeedEngine(Passes):
         self.applied += int(applied)
         overflow = False
         if self._update_scale is not None:
-            overflow = not applied and overflowed(losses, ascents)
+            overflow = self._scaled.overflowed(applied)
             self._rescale(applied, overflow, scale)
         norm = self._engine.get_global_grad_norm()
         assert norm is not None
@@ -136,11 +134,9 @@ class DeepSpeedEngine(Passes):
         """Change the loss scale after an update. One that was left out for another fault has nothing to do with it.
         Raises WorkError where there is no smaller one."""
         assert self._update_scale is not None
-        if overflow and scale <= MIN_LOSS_SCALE:
-            raise WorkError(
-                f"the fp16 gradient is not finite even at the smallest loss scale, {MIN_LOSS_SCALE};"
-                " set --precision bf16 or fp32, or lower --optim.lr, and start from an older checkpoint"
-            )
+        if overflow:
+            mend = "set --precision bf16 or fp32, or lower --optim.lr, and start from an older checkpoint"
+            check_lower(scale, mend)
         if applied or overflow:
             self._update_scale(overflow)
 
