@@ -33,16 +33,16 @@ class _Attached(NamedTuple):
     """What a base model remembers of `attach`. config: by which its attention is attacked. owner: the whole model.
     forwards: of modules, ours and theirs. tail: what must stand where it did for the last block to leave out tokens
     that no head reads; None where it cannot. head: the parts of a masked LM's head that is Hugging Face's. parts: what
-    has hooks. layers: where its blocks stand."""
+    has hooks, and handles these. layers: where its blocks stand."""
 
     signal: Signal
     config: ASAConfig
-    tail: Tail | None
-    head: list[type] | None
-    handles: list[Any]
     owner: "transformers.PreTrainedModel"
     forwards: list[tuple[nn.Module, Any, Any]]
+    tail: Tail | None
+    head: list[type] | None
     parts: list[Part]
+    handles: list[Any]
     layers: str
 
 
@@ -78,15 +78,15 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
     for module, forward, _ in ours:
         vars(module)["forward"] = forward
     vars(model.base_model)["_asa"] = _Attached(
-        signal,
-        config,
-        tail(model.base_model, found) if trims else None,
-        head_types(model) if stock_masked_lm_head(model) else None,
-        handles,
-        model,
-        ours,
-        known,
-        found.layers,
+        signal=signal,
+        config=config,
+        owner=model,
+        forwards=ours,
+        tail=tail(model.base_model, found) if trims else None,
+        head=head_types(model) if stock_masked_lm_head(model) else None,
+        parts=known,
+        handles=handles,
+        layers=found.layers,
     )
     made = Adversaries(len(layers), model.config.hidden_size, model.config.num_attention_heads, config)
     wide = model.dtype == torch.float64
@@ -133,13 +133,17 @@ def _trims(model: "transformers.PreTrainedModel", found: Family) -> bool:
 
 def settings(model: "transformers.PreTrainedModel") -> ASAConfig | None:
     """Those by which the attention of an attached model is attacked."""
-    attached: _Attached | None = vars(model.base_model).get("_asa")
+    attached = _found(model)
     return None if attached is None else attached.config
 
 
-def _attached(model: "transformers.PreTrainedModel") -> "_Attached":
+def _found(model: "transformers.PreTrainedModel") -> _Attached | None:
+    return vars(model.base_model).get("_asa")
+
+
+def _attached(model: "transformers.PreTrainedModel") -> _Attached:
     """Raises RequestError for a model that is not."""
-    attached: _Attached | None = vars(model.base_model).get("_asa")
+    attached = _found(model)
     if attached is None:
         raise RequestError(f"{type(model).__name__} obeys no perturbation yet; call asa.attach(model) first")
     return attached
@@ -167,11 +171,12 @@ def has_stock_head(model: "transformers.PreTrainedModel") -> bool:
 def detach(model: "transformers.PreTrainedModel") -> None:
     """Remove what `attach` added; a model that was never attached stays as it is. Copies made of its parts keep what
     they got, which does nothing."""
-    attached: _Attached | None = vars(model.base_model).pop("_asa", None)
+    attached = _found(model)
     if attached is None:
         return
     from asa.biased import obeys, unseat
 
+    del vars(model.base_model)["_asa"]
     for handle in attached.handles:
         handle.remove()
     for module, ours, before in attached.forwards:
@@ -191,6 +196,7 @@ def perturbed(
     model: "transformers.PreTrainedModel",
     perturb: Perturb | None = None,
     tap: Tap | None = None,
+    *,
     reads: Reads | None = None,
     whole: bool = False,
     same_dropout: bool = False,
@@ -239,18 +245,19 @@ def _shift_embeddings(signal: Signal, module: nn.Module, args: tuple[Any, ...], 
 
 
 def _begin(signal: Signal, layers: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if signal.now is not None:
-        if signal.now.once and signal.now.left.begun:
-            raise RequestError(
-                "the model runs its encoder more than once in a pass, and a method perturbs one run of it; give it both"
-                " texts as one row, or train by vanilla or r_drop"
-            )
-        signal.now.left.begun = True
-    if signal.now is not None and not torch.compiler.is_compiling():
-        signal.now.left.masks.clear()  # of an earlier forward of the same pass
+    now = signal.now
+    if now is None:
+        return
+    if now.once and now.left.begun:
+        raise RequestError(
+            "the model runs its encoder more than once in a pass, and a method perturbs one run of it; give it both"
+            " texts as one row, or train by vanilla or r_drop"
+        )
+    now.left.begun = True
+    if not torch.compiler.is_compiling():
+        now.left.masks.clear()  # of an earlier forward of the same pass
         recall(blocks_of(module, layers), signal)  # of what was switched on since the pass began
-    shifted = signal.now is not None and signal.now.perturb.embed_BLD is not None
-    if shifted and kwargs.get("inputs_embeds") is not None:
+    if now.perturb.embed_BLD is not None and kwargs.get("inputs_embeds") is not None:
         raise RequestError("inputs_embeds pass the word embeddings by, which are perturbed; give input_ids")
 
 

@@ -96,11 +96,9 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     now = seat.signal.now
     seat.keep_B1LL = seat.products = None
     _follow(module, seat)
-    if now is None:
+    if now is None or now.perturb.attend is None:
         return None
     h_BLD: Tensor = args[0] if args else kwargs["hidden_states"]
-    if now.perturb.attend is None:
-        return None
     config = seat.whole_config or getattr(module, "config", None)
     if (named := getattr(config, "_attn_implementation", None)) is not None:  # the user may have set another since
         check_attention(named)

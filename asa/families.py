@@ -14,8 +14,8 @@ class Family(NamedTuple):
 
     layers: of the base model, the list of blocks. attention: of a block, the module that scores queries against keys.
     norm: of the base model, the LayerNorm that word embeddings reach after position and type.
-    ends: of a block, modules that make LayerNorm(dropout(dense(x)) + y), as BERT's do at the end of each half.
-    bend: of a block, the module that makes activation(dense(x)), as BERT's does; "" where none does.
+    outputs: of a block, modules that make LayerNorm(dropout(dense(x)) + y), as BERT's do at the end of each half.
+    intermediate: of a block, the module that makes activation(dense(x)), as BERT's does; "" where none does.
     tail: of a block, the module from whose inputs on every token of the block is computed by itself; "" where none is.
     replaceable: the attention has BERT's query, key and value, so that the released program's scores can be rebuilt.
     score_method: DeBERTa's own mask is a masked_fill, through which no gradient passes, so a map goes into the result
@@ -28,8 +28,8 @@ class Family(NamedTuple):
     layers: str
     attention: str
     norm: str = "embeddings.LayerNorm"
-    ends: tuple[str, ...] = ()
-    bend: str = ""
+    outputs: tuple[str, ...] = ()
+    intermediate: str = ""
     tail: str = ""
     replaceable: bool = False
     score_method: str = ""
@@ -63,8 +63,8 @@ class Family(NamedTuple):
 _BERT = Family(
     "encoder.layer",
     "attention.self",
-    ends=("attention.output", "output"),
-    bend="intermediate",
+    outputs=("attention.output", "output"),
+    intermediate="intermediate",
     tail="attention.output",
     replaceable=True,
 )
@@ -79,8 +79,8 @@ FAMILIES = {
     "mpnet": Family(
         "encoder.layer",
         "attention.attn",
-        ends=("output",),
-        bend="intermediate",
+        outputs=("output",),
+        intermediate="intermediate",
         tail="attention.LayerNorm",
         counts_from_pad=True,
         pad=1,
@@ -89,7 +89,7 @@ FAMILIES = {
     "distilbert": Family("transformer.layer", "attention", tail="sa_layer_norm"),
     # Without a tail: what attention gives is added to the block's input by no module.
     "modernbert": Family("layers", "attn", norm="embeddings.norm"),
-    "deberta": _DEBERTA._replace(ends=(), score_method="disentangled_att_bias"),  # with a norm of its own
+    "deberta": _DEBERTA._replace(outputs=(), score_method="disentangled_att_bias"),  # with a norm of its own
     "deberta-v2": _DEBERTA._replace(score_method="disentangled_attention_bias"),
 }
 

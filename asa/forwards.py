@@ -1,7 +1,7 @@
 """The forwards that modules of an attached model have in place of their classes', which do the same in our passes: in
 types that differ, faster, or at once. In other passes, and where they cannot, they are their classes', to the bit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -37,22 +37,24 @@ def forwards(
     before = [part for part in beside if type(part) is nn.Linear]  # of DeBERTa, whose words may be narrower
     blocks = list(model.base_model.get_submodule(found.layers).children())
     places = f"transformers.models.{model.config.model_type.replace('-', '_')}."
-    ends = [part for block in blocks for path in found.ends if (part := _part(block, path, places)) is not None]
-    bends = [part for block in blocks if found.bend and (part := _part(block, found.bend, places)) is not None]
+    outputs = _parts(blocks, found.outputs, places)
+    intermediates = _parts(blocks, [found.intermediate] if found.intermediate else [], places)
     dropouts = [module for module in model.modules() if type(module) is nn.Dropout]
-    return [
-        *((part, partial(widened, part)) for part in (norm,) if theirs(part) is None),
-        *((part, partial(projected, part)) for part in before if theirs(part) is None),
-        *((module, partial(dropout, module, signal)) for module in dropouts if theirs(module) is None),
-        *((end, partial(at_once, end, signal, type(end).forward)) for end in ends if theirs(end) is None),
-        *((bend, partial(bent, bend, signal, type(bend).forward)) for bend in bends if theirs(bend) is None),
+    made = [
+        (norm, partial(wide_norm, norm)),
+        *((part, partial(wide_linear, part)) for part in before),
+        *((part, partial(dropout, part, signal)) for part in dropouts),
+        *((part, partial(fused_output, part, signal, type(part).forward)) for part in outputs),
+        *((part, partial(fused_intermediate, part, signal, type(part).forward)) for part in intermediates),
     ]
+    return [(part, forward) for part, forward in made if theirs(part) is None]
 
 
 def theirs(module: nn.Module) -> Any:
     """The forward that somebody has given the module, who is not us; a copied one has ours."""
     found = vars(module).get("forward")
-    return None if getattr(found, "func", None) in (widened, dropout, projected, at_once, bent) else found
+    ours = wide_norm, wide_linear, dropout, fused_output, fused_intermediate
+    return None if getattr(found, "func", None) in ours else found
 
 
 def _learn() -> None:
@@ -61,6 +63,11 @@ def _learn() -> None:
 
     if written_by(GELUActivation.forward, "transformers."):
         PLAIN.setdefault(GELUActivation, GELUActivation.forward)
+
+
+def _parts(blocks: list[nn.Module], paths: Iterable[str], places: str) -> list[nn.Module]:
+    found = (_part(block, path, places) for block in blocks for path in paths)
+    return [part for part in found if part is not None]
 
 
 def _part(block: nn.Module, path: str, places: str) -> nn.Module | None:
@@ -72,7 +79,7 @@ def _part(block: nn.Module, path: str, places: str) -> nn.Module | None:
     return part if written_by(type(part).forward, places) else None
 
 
-def widened(module: Any, x_BLD: Tensor) -> Tensor:
+def wide_norm(module: Any, x_BLD: Tensor) -> Tensor:
     """The embeddings' LayerNorm, which brings a sum that is wider than its weights back to their type."""
     dtype = module.weight.dtype
     if torch.promote_types(x_BLD.dtype, dtype) == dtype:
@@ -84,7 +91,7 @@ def widened(module: Any, x_BLD: Tensor) -> Tensor:
     return F.layer_norm(x_BLD, norm.normalized_shape, weight, bias, norm.eps).to(dtype)
 
 
-def projected(module: Any, x_BLD: Tensor) -> Tensor:
+def wide_linear(module: Any, x_BLD: Tensor) -> Tensor:
     """A product on the way from the words to that norm, in the wider type of the two."""
     wide = torch.promote_types(x_BLD.dtype, module.weight.dtype)
     if wide == module.weight.dtype:
@@ -92,7 +99,7 @@ def projected(module: Any, x_BLD: Tensor) -> Tensor:
     return F.linear(x_BLD, module.weight.to(wide), None if module.bias is None else module.bias.to(wide))
 
 
-def at_once(
+def fused_output(
     module: Any,
     signal: Signal,
     known: Callable[..., Tensor],
@@ -101,7 +108,8 @@ def at_once(
 ) -> Tensor:
     """LayerNorm(dropout(dense(hidden_states)) + input_tensor), all but the product by one kernel. known: the forward
     that the module's class had at `attach`, and has unless somebody has given either another."""
-    if signal.now is None or module.__class__.forward is not known or not _suits(module, hidden_states, input_tensor):
+    theirs_alone = signal.now is None or module.__class__.forward is not known
+    if theirs_alone or not _output_fits(module, hidden_states, input_tensor):
         return module.__class__.forward(module, hidden_states, input_tensor)
     dense, norm, drop = module.dense, module.LayerNorm, module.dropout
     product_BLD = F.linear(hidden_states, dense.weight)
@@ -109,17 +117,19 @@ def at_once(
     return fused.add_norm(product_BLD, dense.bias, input_tensor, norm.weight, norm.bias, norm.eps, probability)
 
 
-def bent(module: Any, signal: Signal, known: Callable[..., Tensor], hidden_states: Tensor) -> Tensor:
-    """GELU(dense(hidden_states)), whose way back is one kernel with the sum for the bias. known: as in `at_once`."""
-    if signal.now is None or module.__class__.forward is not known or not _bends(module, hidden_states):
+def fused_intermediate(module: Any, signal: Signal, known: Callable[..., Tensor], hidden_states: Tensor) -> Tensor:
+    """GELU(dense(hidden_states)), whose way back is one kernel with the sum for the bias. known: as in
+    `fused_output`."""
+    theirs_alone = signal.now is None or module.__class__.forward is not known
+    if theirs_alone or not _intermediate_fits(module, hidden_states):
         return module.__class__.forward(module, hidden_states)
     dense = module.dense
     # Without the bias's gradient, which the kernel makes.
     return fused.biased_gelu(F.linear(hidden_states, dense.weight, dense.bias.detach()), dense.bias)
 
 
-def _bends(module: Any, hidden_states: Tensor) -> bool:
-    """`_suits` for what `bent` does."""
+def _intermediate_fits(module: Any, hidden_states: Tensor) -> bool:
+    """`_output_fits` for what `fused_intermediate` does."""
     if not _large(hidden_states):
         return False
     _learn()  # where the model came attached, from a pickle
@@ -143,7 +153,7 @@ def _are(parts: tuple[nn.Module, ...], *kinds: str) -> bool:
     return tuple(type(part).__name__ for part in parts) == kinds and not _watched(*parts)
 
 
-def _suits(module: Any, hidden_states: Tensor, input_tensor: Tensor) -> bool:
+def _output_fits(module: Any, hidden_states: Tensor, input_tensor: Tensor) -> bool:
     """Whether the parts are torch's, none of which anybody watches, and the kernel takes what they hold."""
     if not _large(input_tensor):
         return False

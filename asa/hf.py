@@ -162,8 +162,7 @@ def weights_sha256(folder: Path) -> str:
     no part of it. Remembered for the life of the process. Raises WorkError for weights that are not those with which
     one of our commands finished the folder."""
     files = [folder / name for name in sorted({*_loaded(folder), "config.json", "tokenizer.json"})]
-    lines = [f"{file.name} {weight_sha256(file)}" for file in files if file.is_file()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return _sha256(file for file in files if file.is_file())
 
 
 def _loaded(folder: Path) -> set[str]:
@@ -176,6 +175,11 @@ def _loaded(folder: Path) -> set[str]:
 def settings_sha256(folder: Path) -> str:
     """sha256 over what else than its tokenizer.json decides how a folder's tokenizer reads a text."""
     files = [folder / name for name in READER if (folder / name).is_file()]
+    return _sha256(files)
+
+
+def _sha256(files: Iterable[Path]) -> str:
+    """Over their names and the sha256 of each."""
     return hashlib.sha256("\n".join(f"{file.name} {weight_sha256(file)}" for file in files).encode()).hexdigest()
 
 
@@ -224,6 +228,13 @@ def load_mlm(folder: Path, seed: int, flag: str = "--model") -> tuple["transform
         )
     check_encoder(model, info["missing_keys"], folder, flag)
     return model, sorted(info["missing_keys"])
+
+
+def new_weights(info: dict[str, Any]) -> list[str]:
+    """Names of the parameters that a folder has given no values, by what from_pretrained tells: those it lacks, and
+    those it has in another shape."""
+    mismatched = {name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]}  # with both shapes
+    return sorted({*info["missing_keys"], *mismatched})
 
 
 def new_mlm(folder: Path) -> "transformers.PreTrainedModel":

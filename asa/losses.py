@@ -111,14 +111,9 @@ def _sentence(clean: Output, other: Output, config: ASAConfig) -> Tensor:
     return 1 - F.cosine_similarity(a_BD, b_BD, dim=-1)
 
 
-def kept_units(keep_BLL: Tensor, pad_BL: Tensor, rows: str) -> Tensor:
-    """Attended units of one layer's map (BLL, or BHLL: mean over heads, so that tau prices a pair the same), of real
-    queries ("valid") or of all; at least fp32, since fp16 overflows at 65504."""
-    return counted_units(kept_keys(keep_BLL), pad_BL, rows)
-
-
 def kept_keys(keep_BLL: Tensor) -> Tensor:
-    """How many keys each query of a map (BLL, or BHLL: mean over heads) keeps, BL, at least in fp32."""
+    """How many keys each query of a map (BLL, or BHLL: mean over heads, so that tau prices a pair the same) keeps, BL;
+    at least in fp32, since fp16 overflows at 65504."""
     kept_BL = (keep_BLL if keep_BLL.dtype == torch.float64 else keep_BLL.float()).sum(-1)
     return kept_BL.mean(1) if kept_BL.dim() == 3 else kept_BL
 
@@ -129,7 +124,8 @@ def penalty(kept: Tensor, batch: Batch, tau: float) -> Tensor:
 
 
 def counted_units(kept_BL: Tensor, pad_BL: Tensor, rows: str) -> Tensor:
-    """kept_units of a map of which is known only how many keys each query keeps; of several, NBL, of each."""
+    """Attended units of one layer's map, of real queries ("valid") or of all, by how many keys each query keeps; of
+    several maps, NBL, of each."""
     return (kept_BL * ~pad_BL if rows == "valid" else kept_BL).sum((-2, -1))
 
 

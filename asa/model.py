@@ -42,15 +42,23 @@ class Output:
 
     def halves(self) -> tuple["Output", "Output"]:
         """Of a pass over the same rows twice, each turn's."""
-        parts = [(None, None) if t is None else t.chunk(2) for t in (self.logits, self.cls_BD, self.cls_logits)]
-        first, second = (Output(*turn) for turn in zip(*parts, strict=True))  # type: ignore[arg-type]
-        return first, second
+        logits = self.logits.chunk(2)
+        cls = (None, None) if self.cls_BD is None else self.cls_BD.chunk(2)
+        head = (None, None) if self.cls_logits is None else self.cls_logits.chunk(2)
+        return Output(logits[0], cls[0], head[0]), Output(logits[1], cls[1], head[1])
 
 
 def joined(first: Output, second: Output) -> Output:
     """Two passes over the same rows as one over them twice: what Output.halves takes apart."""
-    pairs = ((first.logits, second.logits), (first.cls_BD, second.cls_BD), (first.cls_logits, second.cls_logits))
-    return Output(*(torch.cat(pair) if pair[0] is not None else None for pair in pairs))  # type: ignore[arg-type]
+    return Output(
+        torch.cat([first.logits, second.logits]),
+        _cat(first.cls_BD, second.cls_BD),
+        _cat(first.cls_logits, second.cls_logits),
+    )
+
+
+def _cat(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return None if one is None or other is None else torch.cat([one, other])
 
 
 class TaskModel(nn.Module):
@@ -86,11 +94,28 @@ class TaskModel(nn.Module):
         if perturb is not None and perturb.attend is not None:
             self._check_settings()
         if self.kind == "mlm":
-            return masked_lm(self.model, batch, perturb, tap, self.head_at_cls, self.whole, self.same_dropout)
+            return masked_lm(
+                self.model,
+                batch,
+                perturb,
+                tap,
+                head_at_cls=self.head_at_cls,
+                whole=self.whole,
+                same_dropout=self.same_dropout,
+            )
         # Only a mask can tell that an answer is absent.
         fills = self.kind == "choice" and batch.inputs.get("attention_mask") is not None
         shown = _with_answers(batch) if fills else batch
-        with perturbed(self.model, perturb, tap, self._reads(batch), self.whole, self.same_dropout, shown.looked, True):
+        with perturbed(
+            self.model,
+            perturb,
+            tap,
+            reads=self._reads(batch),
+            whole=self.whole,
+            same_dropout=self.same_dropout,
+            looked=shown.looked,
+            once=True,
+        ):
             logits = _logits(self.model(**shown.inputs))
         if fills:
             # Finite, so that differences of log probabilities stay numbers; within FP16's range.
@@ -185,6 +210,7 @@ def masked_lm(
     batch: Batch,
     perturb: Perturb | None = None,
     tap: Tap | None = None,
+    *,
     head_at_cls: bool = False,
     whole: bool = False,
     same_dropout: bool = False,
@@ -203,7 +229,9 @@ def masked_lm(
         reads = Reads(rows.unsqueeze(0), len(firsts_B), head_at_cls)
     else:
         reads = Reads(firsts_B.unsqueeze(0), len(firsts_B), head_whole=True)
-    with perturbed(model, perturb, tap, reads, whole, same_dropout, batch.looked, True) as now:
+    with perturbed(
+        model, perturb, tap, reads=reads, whole=whole, same_dropout=same_dropout, looked=batch.looked, once=True
+    ) as now:
         logits = _logits(model(**batch.inputs))
     # Not by an index, whose gradient would be a copy among zeros as large as the logits.
     of_rows = logits.squeeze(0) if stock else logits.flatten(0, -2)[rows if head_at_cls else batch.positions]

@@ -22,7 +22,7 @@ from asa.adversary import ASAConfig
 from asa.attention import attach
 from asa.batch import IGNORE, Batch
 from asa.errors import RequestError
-from asa.hf import LOADED, check_encoder, loading, read_config
+from asa.hf import LOADED, check_encoder, loading, new_weights, read_config
 from asa.model import Output, TaskModel, masked_lm
 from asa.signal import Perturb, Tap
 from asa.typed import fork_rng, manual_seed
@@ -151,7 +151,7 @@ def load_discriminator(folder: Path, seed: int) -> tuple["transformers.PreTraine
         model, info = discriminator_class(read_config(folder)).from_pretrained(
             folder, num_labels=1, ignore_mismatched_sizes=True, **LOADED
         )
-    new = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    new = new_weights(info)
     check_encoder(model, new, folder, "--model")
     return model, new
 

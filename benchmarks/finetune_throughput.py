@@ -24,7 +24,7 @@ from asa.tokenizer import load_tokenizer
 from benchmarks.fused import attention
 from benchmarks.steps import ASA, TWIN, VANILLA, bert_config
 from benchmarks.tables import Recorded, asked, save
-from benchmarks.updates import trainer
+from benchmarks.updates import trainer, wait
 from finetune.config import FinetuneConfig
 from finetune.tasks.batches import STRETCH, Encoded, encode, training_rows
 from finetune.tasks.load import load
@@ -121,8 +121,7 @@ def measure(request: ThroughputConfig, data: Encoded) -> dict[str, Total]:
             began = time.perf_counter()
             batch = make(request, data, case, max(number, 0), device)
             steps[label](batch)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+            wait(device)
             seconds = time.perf_counter() - began
             if number >= 0:
                 before, ids = found[label], batch.inputs["input_ids"]

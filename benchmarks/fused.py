@@ -63,8 +63,8 @@ def large_due(name: str, shape: PreTrainedConfig, tokens: int, zero: int | None)
     if not fusible(name) or zero == 3 or passes * tokens * width < fused.FEWEST_NUMBERS:
         return set()
     parts = {
-        "norms": bool(found.ends) and width <= fused.WIDEST_ROW,
-        "activations": bool(found.bend) and shape.hidden_act == "gelu",
+        "norms": bool(found.outputs) and width <= fused.WIDEST_ROW,
+        "activations": bool(found.intermediate) and shape.hidden_act == "gelu",
     }
     return {part for part, due in parts.items() if due}
 
@@ -84,8 +84,8 @@ def launches(name: str, shape: PreTrainedConfig, large: Iterable[str]) -> dict[s
     layer, but for the last one's that are cut down to the tokens of the loss."""
     blocks = shape.num_hidden_layers
     found = {"losses": 1} | ({"attention": blocks} if attacks(name) else {})
-    ends = {"norms": len(family(shape.model_type).ends), "activations": 1}
-    return found | {part: max(1, blocks - 1) * ends[part] for part in large}
+    per_block = {"norms": len(family(shape.model_type).outputs), "activations": 1}
+    return found | {part: max(1, blocks - 1) * per_block[part] for part in large}
 
 
 def with_kernels(train: Train, device: torch.device, steps: int, due: Mapping[str, int]) -> Train:

@@ -22,7 +22,7 @@ from asa.config import from_dict
 from asa.errors import WorkError
 from benchmarks.scaling import END, ScalingConfig, engines
 from benchmarks.steps import bert_config, cycle, task_batch
-from benchmarks.updates import TRIALS, Train, settle, trainer
+from benchmarks.updates import TRIALS, Train, settle, trainer, wait
 
 PATIENCE = timedelta(days=1)  # the command ends its processes
 
@@ -84,12 +84,12 @@ def _step_seconds(train: Train, batch: Batch, profiled: bool) -> tuple[bool, flo
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         with profile(activities=kinds) as profiler:
             applied = train(batch)
-            _wait()
+            wait(batch.labels.device)
         spans = [(e.time_range.start, e.time_range.end) for e in profiler.events() or () if collective(e)]
         return applied, covered(spans) / 1e6
     began = time.perf_counter()
     applied = train(batch)
-    _wait()
+    wait(batch.labels.device)
     return applied, time.perf_counter() - began
 
 
@@ -98,11 +98,6 @@ def collective(event: Any) -> bool:
     if torch.cuda.is_available():
         return event.device_type == DeviceType.CUDA and event.name.startswith("nccl")
     return event.name.startswith(("gloo:", "record_param_comms"))
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def covered(spans: list[tuple[float, float]]) -> float:

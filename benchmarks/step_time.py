@@ -52,7 +52,7 @@ from benchmarks.steps import (
     twin_model,
 )
 from benchmarks.tables import asked, save
-from benchmarks.updates import TRIALS, free, made, settle
+from benchmarks.updates import TRIALS, free, made, settle, wait
 from pretrain.figures import peak
 
 LEAST_ROUNDS = 5  # of which it is told how far a ratio strays
@@ -146,18 +146,13 @@ def _time(step: Step, times: int, device: torch.device, clock: Callable[[], floa
     """Seconds of a step, the mean of `times` in a row, all of whose updates were applied: fp16 tries a larger loss
     scale now and then, and an update that overflows and is left out takes less. Raises: WorkError where all do."""
     for _ in range(TRIALS):
-        _wait(device)
+        wait(device)
         started = clock()
         applied = [step() for _ in range(times)]
-        _wait(device)
+        wait(device)
         if all(applied):
             return (clock() - started) / times
     raise WorkError(f"{TRIALS} updates in fp16 overflowed; set --precision bf16 or fp32")
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def report(

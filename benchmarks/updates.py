@@ -69,6 +69,12 @@ def settle(step: Callable[[], bool], times: int = 1) -> None:
     raise WorkError(f"after {TRIALS} updates in fp16 they still overflow; set --precision bf16 or fp32")
 
 
+def wait(device: torch.device) -> None:
+    """Until a GPU has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def engine_of(module: TaskModel, device: torch.device, precision: Precision, zero: Zero | None) -> Engine:
     """DeepSpeed at stage `zero`; None: torch's own engine."""
     if zero is None:

@@ -25,6 +25,7 @@ from asa.engine import StepStats
 from asa.record import Record
 from benchmarks.tables import Recorded, asked, check_gpus
 from benchmarks.tables import save as save_table
+from benchmarks.updates import wait
 from launch.command import free_port
 from pretrain.config import PretrainConfig
 from pretrain.config import check as check_pretrain
@@ -171,17 +172,12 @@ def _updated(session: Session, log: bool) -> tuple[float, tuple[Terms, StepStats
 
 def _timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
     """Seconds that the work takes, begun by all ranks together, and what it returns."""
-    _wait(device)
+    wait(device)
     dist.barrier()
     began = time.perf_counter()
     found = work()
-    _wait(device)
+    wait(device)
     return time.perf_counter() - began, found
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def report(request: UpkeepConfig, seconds: dict[str, list[float]], size: int, log_every: int) -> str:

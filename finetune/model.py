@@ -68,9 +68,7 @@ def _load(folder: Path, flag: str, task: Task) -> tuple["transformers.PreTrained
             ignore_mismatched_sizes=True,
             **hf.LOADED,
         )
-    # Each with its name first; mismatched ones come with both shapes.
-    mismatched = {name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]}
-    new = sorted({*info["missing_keys"], *mismatched})
+    new = hf.new_weights(info)
     hf.check_encoder(model, new, folder, flag)
     return model, new
 

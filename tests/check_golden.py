@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from asa.adversary import ASAConfig
 from asa.batch import Batch, Kind
 from asa.engine import PlainEngine
-from asa.losses import divergence, kept_units, task_loss
+from asa.losses import counted_units, divergence, kept_keys, task_loss
 from asa.methods import At
 from asa.methods.asa import ASA, Map, attack
 from asa.optim import OptimConfig
@@ -55,7 +55,9 @@ def _forward_errors(engine: PlainEngine, batch: Batch, golden: Golden, config: A
     attend = attack(adversary, [None] * len(adversary), maps)
     clean, other = engine.forward(batch), engine.forward(batch, Perturb(attend=attend))
     plain = task_loss(clean, batch) + torch.stack(list(divergence(clean, other, batch, config).values())).sum()
-    kept = torch.stack([kept_units(m.keep, batch.pad_BL, config.penalty_rows) for m in maps.values()]).sum()
+    kept = torch.stack(
+        [counted_units(kept_keys(m.keep), batch.pad_BL, config.penalty_rows) for m in maps.values()]
+    ).sum()
     errors = {
         "logits": error(clean.logits.detach(), golden["logits"]),
         "adv_logits": error(other.logits.detach(), golden["adv_logits"]),

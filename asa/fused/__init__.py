@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from threading import Lock
 from typing import Any
@@ -76,26 +77,26 @@ def supported(config: ASAConfig, device: torch.device, dtype: torch.dtype, shape
         and rows * heads <= MOST_PLANES
         and config.in_attention
         and _runs(device, dtype, width)
-        and _known(_works, device, dtype, width)
+        and _known("attention", device, dtype, width)
     )
 
 
 def losses_supported(logits: Tensor) -> bool:
     """Whether `cross_entropies` and `compare` can take these logits."""
     plain = type(logits) is Tensor  # and none without contents, or of several devices
-    return plain and _runs(logits.device, logits.dtype) and _known(_losses_work, logits.device, logits.dtype)
+    return plain and _runs(logits.device, logits.dtype) and _known("losses", logits.device, logits.dtype)
 
 
 def norms_supported(residual: Tensor, *others: Tensor) -> bool:
     """Whether `add_norm` can take these, shapes apart."""
     width = residual.shape[-1]
     fits = width <= WIDEST_ROW and _plain(residual, *others)
-    return fits and _known(_norms_work, residual.device, residual.dtype, width)
+    return fits and _known("norms", residual.device, residual.dtype, width)
 
 
 def gelu_supported(width: int, *operands: Tensor) -> bool:
     """Whether `biased_gelu` can take what these make, of this width."""
-    return _plain(*operands) and _known(_gelu_works, operands[0].device, operands[0].dtype, width)
+    return _plain(*operands) and _known("gelu", operands[0].device, operands[0].dtype, width)
 
 
 def _plain(*operands: Tensor) -> bool:
@@ -121,60 +122,32 @@ def _runs(device: torch.device, dtype: torch.dtype, width: int = 1) -> bool:
     )
 
 
-def _known(works: Callable[..., bool], *of: Any) -> bool:
+def _known(part: str, device: torch.device, dtype: torch.dtype, *width: int) -> bool:
     """What the trial says, False where there was none and can be none."""
     try:
-        return works(*of)
+        return _works(part, device, dtype, *width)
     except _NotNow:
         return False
 
 
-@cache
-def _works(device: torch.device, dtype: torch.dtype, head: int) -> bool:
-    """Whether attention's kernels run here and are right, tried once per process."""
-
-    def fault() -> str | None:
-        from asa.fused import probe
-
-        return probe.fault(device, dtype, head)
-
-    return _tried(fault, "attention is not fused", f"{dtype}, heads of {head}")
+# Of each part its trial's module, what is told where it fails, and what its programs differ by beside their type.
+_TRIALS = {
+    "attention": ("probe", "attention is not fused", "heads of"),
+    "losses": ("probe_losses", "losses are not fused", ""),
+    "norms": ("probe_norms", "norms are not fused", "rows of"),
+    "gelu": ("probe_gelu", "activations are not fused", "rows of"),
+}
 
 
 @cache
-def _losses_work(device: torch.device, dtype: torch.dtype) -> bool:
-    """The same of the losses' kernels."""
+def _works(part: str, device: torch.device, dtype: torch.dtype, *width: int) -> bool:
+    """Whether a part's kernels run here and are right, tried once per process."""
+    module, then, of = _TRIALS[part]
 
     def fault() -> str | None:
-        from asa.fused import probe_losses
+        return import_module(f"asa.fused.{module}").fault(device, dtype, *width)
 
-        return probe_losses.fault(device, dtype)
-
-    return _tried(fault, "losses are not fused", str(dtype))
-
-
-@cache
-def _norms_work(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """The same of the norms' kernels."""
-
-    def fault() -> str | None:
-        from asa.fused import probe_norms
-
-        return probe_norms.fault(device, dtype, width)
-
-    return _tried(fault, "norms are not fused", f"{dtype}, rows of {width}")
-
-
-@cache
-def _gelu_works(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """The same of GELU's kernel."""
-
-    def fault() -> str | None:
-        from asa.fused import probe_gelu
-
-        return probe_gelu.fault(device, dtype, width)
-
-    return _tried(fault, "activations are not fused", f"{dtype}, rows of {width}")
+    return _tried(fault, then, ", ".join([str(dtype), *(f"{of} {number}" for number in width)]))
 
 
 def _tried(fault: Callable[[], str | None], then: str, what: str) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from asa.adversary import Adversaries, Adversary, ASAConfig, logistic_noise, merges
 from asa.config import to_dict
-from asa.losses import kept_units, penalty
+from asa.losses import counted_units, kept_keys, penalty
 from asa.methods import METHODS, At, MethodsConfig
 from asa.signal import Perturb, Site
 from tests.asa.conftest import ROWS, tiny_batch, tiny_engine, tiny_module
@@ -133,7 +133,7 @@ def test_descending_on_the_penalty_raises_the_scores() -> None:
         return (adversary.scores(h_BLD, seen()).sigmoid() * queries_BL1).sum()
 
     before = soft_kept()
-    penalty(kept_units(adversary(h_BLD, seen()), pad_BL, "valid"), batch, tau=1.0).backward()
+    penalty(counted_units(kept_keys(adversary(h_BLD, seen())), pad_BL, "valid"), batch, tau=1.0).backward()
     with torch.no_grad():
         for p in adversary.parameters():
             assert p.grad is not None
@@ -152,7 +152,9 @@ def test_the_penalty_gives_gradient_to_adversaries_alone() -> None:
         return keeps[-1]
 
     module(batch, Perturb(attend=attend))
-    penalty(torch.stack([kept_units(k, batch.pad_BL, "valid") for k in keeps]).sum(), batch, 0.3).backward()
+    penalty(
+        torch.stack([counted_units(kept_keys(k), batch.pad_BL, "valid") for k in keeps]).sum(), batch, 0.3
+    ).backward()
     reached = {name for name, p in module.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
     assert reached == {f"adversary.{name}" for name, _ in adversary.named_parameters()}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch, Kind
 from asa.errors import RequestError
-from asa.losses import between, divergence, kept_units, masked_share, penalty, task_loss
+from asa.losses import between, counted_units, divergence, kept_keys, masked_share, penalty, task_loss
 from asa.model import Output
 from asa.signal import Perturb
 from tests.asa.conftest import KINDS, LENGTH, ROWS, attend_to, random_keeps, tiny_batch, tiny_module
@@ -87,7 +87,7 @@ def terms(module: Any, batch: Batch, config: ASAConfig) -> dict[str, Tensor]:
     keep_BLL = keep_LL.expand(rows, LENGTH, LENGTH)
     clean = module(batch)
     attacked = moved(clean)
-    kept = kept_units(keep_BLL, batch.pad_BL, "valid")
+    kept = counted_units(kept_keys(keep_BLL), batch.pad_BL, "valid")
     return {
         "task": task_loss(clean, batch),
         **divergence(clean, attacked, batch, config),
@@ -198,8 +198,8 @@ def test_the_penalty_is_tau_squared_times_the_attended_units_of_real_queries_per
     keep_BLL = torch.zeros(ROWS, LENGTH, LENGTH)
     keep_BLL[0, 0, :4] = 1  # a real query
     keep_BLL[2, 9, :3] = 1  # a padding query
-    assert kept_units(keep_BLL, batch.pad_BL, "valid") == 4
-    assert kept_units(keep_BLL, batch.pad_BL, "all") == 7
+    assert counted_units(kept_keys(keep_BLL), batch.pad_BL, "valid") == 4
+    assert counted_units(kept_keys(keep_BLL), batch.pad_BL, "all") == 7
     torch.testing.assert_close(penalty(torch.tensor(4.0), batch, 0.5), torch.tensor(0.25 * 4 / ROWS))
 
 
@@ -215,7 +215,7 @@ def test_the_share_of_more_pairs_than_a_type_holds_is_right(dtype: torch.dtype) 
 
 def test_more_units_than_fp16_holds_are_counted() -> None:
     keep_BLL, pad_BL = torch.ones(8, 128, 128, dtype=torch.float16), torch.zeros(8, 128, dtype=torch.bool)
-    assert kept_units(keep_BLL, pad_BL, "valid") == 8 * 128 * 128
+    assert counted_units(kept_keys(keep_BLL), pad_BL, "valid") == 8 * 128 * 128
 
 
 def test_the_masked_share_counts_real_pairs_only() -> None:
@@ -230,7 +230,7 @@ def test_the_masked_share_counts_real_pairs_only() -> None:
     torch.testing.assert_close(masked_share(keep_BLL, window_BLL, batch.pad_BL), torch.tensor(0.4))
     by_head = torch.stack([keep_BLL, torch.ones_like(keep_BLL)], dim=1)
     torch.testing.assert_close(masked_share(by_head, seen(batch), batch.pad_BL), torch.tensor(0.2))
-    torch.testing.assert_close(kept_units(by_head, batch.pad_BL, "all"), torch.tensor(300 - 10.0))
+    torch.testing.assert_close(counted_units(kept_keys(by_head), batch.pad_BL, "all"), torch.tensor(300 - 10.0))
 
 
 def test_an_attacked_pass_diverges() -> None:

@@ -251,14 +251,14 @@ def test_a_trial_that_fails_is_no_step_by_the_kernels(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(losses.Losses, "apply", refuse)
     monkeypatch.setattr(fused, "_fits", lambda *args: True)
-    fused._losses_work.cache_clear()
+    fused._works.cache_clear()
     shape = bert_config(1, 64, "sdpa")
     train = trainer(shape, VANILLA, "mlm", CPU, "fp32", False, None)
     try:
         with pytest.raises(RequestError, match="kernels of losses take no step of this kind"):
             with_kernels(train, CPU, 1, launches(VANILLA, shape, ()))(task_batch("mlm", 2, 8, shape.vocab_size))
     finally:
-        fused._losses_work.cache_clear()
+        fused._works.cache_clear()
 
 
 def test_ways_to_execute_a_step_are_timed_beside_each_other(tmp_path: Path) -> None:

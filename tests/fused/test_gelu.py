@@ -129,11 +129,11 @@ def test_the_trial_tells_what_is_wrong_and_torch_does_it(
         args[place].mul_(1.1)
 
     monkeypatch.setattr(activations, "run", run)
-    fused._gelu_works.cache_clear()
+    fused._works.cache_clear()
     try:
         assert not any(fused.gelu_supported(8, torch.ones(2, 8, device=DEVICE)) for _ in "ab")
     finally:
-        fused._gelu_works.cache_clear()
+        fused._works.cache_clear()
     (message,) = caplog.messages
     start = "Triton's kernels are wrong here, so activations are not fused: GELU's gradient to"
     assert message.startswith(f"{start} {told} is off by 0.1 of its size")
@@ -144,11 +144,11 @@ def test_the_trial_is_of_the_width_that_is_used(monkeypatch: pytest.MonkeyPatch)
     tried: list[Any] = []
     monkeypatch.setattr(probe_gelu, "fault", lambda *asked: tried.append(asked))
     one = torch.ones(2, 24, device=DEVICE)
-    fused._gelu_works.cache_clear()
+    fused._works.cache_clear()
     try:
         assert fused.gelu_supported(96, one)
     finally:
-        fused._gelu_works.cache_clear()
+        fused._works.cache_clear()
     assert tried == [(one.device, torch.float32, 96)]
 
 
@@ -165,8 +165,7 @@ def test_what_the_kernel_was_not_made_for_is_not_supported() -> None:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each gradient that the kernel makes, however few, without those of the trial before the first."""
     monkeypatch.setattr(fused, "FEWEST_NUMBERS", 0)
-    for trial in ("_works", "_norms_work", "_gelu_works", "_losses_work"):
-        monkeypatch.setattr(fused, trial, lambda *_: True)
+    monkeypatch.setattr(fused, "_works", lambda *_: True)
     rows: list[int] = []
     right = activations.run
 
@@ -208,7 +207,7 @@ def attached(name: str = "bert") -> Any:
 def test_a_family_is_what_it_was(name: str, taken: list[int]) -> None:
     model = attached(name)
     found = outputs(model, name)
-    assert len(taken) == LAYERS * bool(FAMILIES[name].bend)
+    assert len(taken) == LAYERS * bool(FAMILIES[name].intermediate)
     is_torchs(model, found, name)
 
 

@@ -196,13 +196,13 @@ def test_the_trial_tells_what_is_wrong_and_torch_does_it(
     kernel: str, place: int, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(norms, "run", spoilt(kernel, place))
-    fused._norms_work.cache_clear()
+    fused._works.cache_clear()
     try:
         assert not any(
             fused.norms_supported(torch.ones(2, 8, device=DEVICE), torch.ones(8, device=DEVICE)) for _ in "ab"
         )
     finally:
-        fused._norms_work.cache_clear()
+        fused._works.cache_clear()
     (message,) = caplog.messages
     assert message.startswith(f"Triton's kernels are wrong here, so norms are not fused: {told}")
 
@@ -234,14 +234,14 @@ def test_no_trial_is_made_inside_a_backward_pass(monkeypatch: pytest.MonkeyPatch
     answers: list[tuple[bool, int]] = []
     reached = torch.ones(1, requires_grad=True) * 1.0
     reached.register_hook(lambda _: answers.append((fused.norms_supported(given), len(tried))))
-    fused._norms_work.cache_clear()
+    fused._works.cache_clear()
     try:
         for supported in (None, True):
             if supported:
                 assert fused.norms_supported(given)
             reached.sum().backward(retain_graph=True)
     finally:
-        fused._norms_work.cache_clear()
+        fused._works.cache_clear()
     assert answers == [(False, 0), (True, 1)]
 
 
@@ -250,11 +250,11 @@ def test_the_trial_is_of_the_width_that_is_used(monkeypatch: pytest.MonkeyPatch)
     tried: list[Any] = []
     monkeypatch.setattr(probe_norms, "fault", lambda *asked: tried.append(asked))
     given = torch.ones(2, 24, device=DEVICE)
-    fused._norms_work.cache_clear()
+    fused._works.cache_clear()
     try:
         assert fused.norms_supported(given, given)
     finally:
-        fused._norms_work.cache_clear()
+        fused._works.cache_clear()
     assert tried == [(given.device, torch.float32, 24)]
 
 
@@ -262,8 +262,7 @@ def test_the_trial_is_of_the_width_that_is_used(monkeypatch: pytest.MonkeyPatch)
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each norm that the kernels take, however few, without those of the trial before the first."""
     monkeypatch.setattr(fused, "FEWEST_NUMBERS", 0)
-    for trial in ("_works", "_norms_work", "_losses_work"):
-        monkeypatch.setattr(fused, trial, lambda *_: True)
+    monkeypatch.setattr(fused, "_works", lambda *_: True)
     rows: list[int] = []
     right = norms.run
 
@@ -300,10 +299,10 @@ def test_a_family_is_what_it_was(name: str, taken: list[int], monkeypatch: pytes
             part.p = 0.0
     attach(model)
     found, of_found = outputs(model, name)
-    assert len(taken) == LAYERS * len(FAMILIES[name].ends)
+    assert len(taken) == LAYERS * len(FAMILIES[name].outputs)
     monkeypatch.setattr(fused, "DEVICES", set())
     wanted, of_wanted = outputs(model, name)
-    assert len(taken) == LAYERS * len(FAMILIES[name].ends)
+    assert len(taken) == LAYERS * len(FAMILIES[name].outputs)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert of_found.keys() == of_wanted.keys()
     size = torch.stack([value.norm() for value in of_wanted.values()]).norm()
