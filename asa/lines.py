@@ -55,6 +55,7 @@ class _Train(_Step):
     masked_share: Annotated[list[float | None], Field(min_length=1)] | None = None
 
 
+# pydantic's way to say of what type keys are that have no field, which pyright does not know.
 class _Eval(_Step):
     __pydantic_extra__: dict[str, float | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 

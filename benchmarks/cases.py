@@ -204,7 +204,7 @@ def shape_of(request: CasesConfig, attention: Attention, length: int) -> PreTrai
 
 def size(request: CasesConfig, rows: int, length: int) -> str:
     """The name of a table's batch among those of the request."""
-    return f"{length} tokens" + f", {rows} rows" * (len(request.batch) > 1)
+    return f"{length} tokens, {rows} rows" if len(request.batch) > 1 else f"{length} tokens"
 
 
 def heading(request: CasesConfig, rows: int, length: int, device: torch.device) -> str:

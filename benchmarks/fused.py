@@ -140,9 +140,9 @@ def attention(
         mine.append("our losses")
     due = set().union(*(large_due(name, shape, rows * length, zero) for name in names for zero in stages))
     if large := large_taken(due, shape, dtype, device):
-        mine.append(f"our {' and '.join(sorted(large, reverse=True))} of the largest tensors")
-        mine[-1] += " but for ZeRO 3's" * (3 in stages)
-    return "sdpa" + f" (fused: {', '.join(mine)})" * bool(mine)
+        but = " but for ZeRO 3's" if 3 in stages else ""
+        mine.append(f"our {' and '.join(sorted(large, reverse=True))} of the largest tensors{but}")
+    return f"sdpa (fused: {', '.join(mine)})" if mine else "sdpa"
 
 
 def check_kernels() -> None:

@@ -165,7 +165,8 @@ def report(
     wide = max(15, *(len(label) + 1 for label in middle))
     rounds = f"{request.clock} time, medians of {request.repeats} rounds after {request.warmup}"
     lines = [f"{heading(request, rows, length, device)}; {rounds}, load {os.getloadavg()[1]:.1f}"]
-    lines.append(f"{'step':{wide}s}{'ms':>10}{'least':>10}{'ratio':>8}{'rows/s':>10}" + f"{'MFU':>8}" * bool(used))
+    mfu = f"{'MFU':>8}" if used else ""
+    lines.append(f"{'step':{wide}s}{'ms':>10}{'least':>10}{'ratio':>8}{'rows/s':>10}{mfu}")
     first = next(iter(middle))
     for label, taken in middle.items():
         line = f"{label:{wide}s}{1000 * taken:10.1f}{1000 * min(seconds[label]):10.1f}{taken / middle[first]:8.3f}"

@@ -106,7 +106,7 @@ def check_twin(shape: PreTrainedConfig) -> None:
 def twin_model(shape: PreTrainedConfig, task: Task) -> Twin:
     """The slow twin, weights random. Raises RequestError for another family than BERT."""
     check_twin(shape)
-    return Twin(bare_model(shape, task), OPTIONS.asa.tau)  # type: ignore[arg-type]
+    return Twin(bare_model(shape, task), OPTIONS.asa.tau)  # type: ignore[arg-type]  # check_twin knows it for a BERT's
 
 
 def method_of(name: str) -> Method:

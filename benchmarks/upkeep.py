@@ -25,7 +25,7 @@ from asa.engine import StepStats
 from asa.record import Record
 from benchmarks.tables import Recorded, asked, check_gpus
 from benchmarks.tables import save as save_table
-from benchmarks.updates import wait
+from benchmarks.updates import Zero, wait
 from launch.command import free_port
 from pretrain.config import PretrainConfig
 from pretrain.config import check as check_pretrain
@@ -55,7 +55,7 @@ class UpkeepConfig(Recorded):
     """Rows of a step."""
     micro_batch: Annotated[int, Field(ge=1)] = 32
     """Rows of a forward pass at most."""
-    zero: Annotated[int, Field(ge=0, le=3)] = 2
+    zero: Zero = 2
     """DeepSpeed ZeRO stage."""
     rounds: Annotated[int, Field(ge=2)] = 9
     """Timed rounds; in each, every part has its turn."""
@@ -82,7 +82,7 @@ def _training(request: UpkeepConfig, out: Path) -> PretrainConfig:
         out=out / "run",
         global_batch=request.global_batch,
         micro_batch=request.micro_batch,
-        zero=request.zero,  # type: ignore[arg-type]
+        zero=request.zero,
         keep=1,
     )
 

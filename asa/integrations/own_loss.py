@@ -110,6 +110,7 @@ def _logits(output: Any, inputs: Mapping[str, Any], batch: Batch) -> tuple[Tenso
     return found[0] if len(found) == 1 else None
 
 
+# What a model of one's own returns is of any type.
 def _by_name(output: Any, name: str) -> Any:
     return output.get(name) if isinstance(output, dict) else getattr(output, name, None)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 

@@ -139,7 +139,7 @@ def _check(kind: Kind, inputs: Mapping[str, Any], classes: int | None) -> None:
     classes = ids.shape[1] if kind == "choice" else classes
     if classes is not None and len(wrong := labels[(labels != IGNORE) & ((labels < 0) | (labels >= classes))]):
         # A GPU would end the process there, or by our kernels give no number.
-        allowed = f"0 to {classes - 1}" + f" and {IGNORE}" * (kind != "choice")
+        allowed = f"0 to {classes - 1}" if kind == "choice" else f"0 to {classes - 1} and {IGNORE}"
         raise RequestError(
             f"a label is {int(wrong.flatten()[0])}, for this model allowed: {allowed}; mend the data set"
         )

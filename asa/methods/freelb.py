@@ -46,9 +46,10 @@ class FreeLB(Stateless):
     def __init__(self, options: FreeLBConfig) -> None:
         # Nor does the last pass climb.
         if options.passes - options.clean_first < 2 and options.start == 0:
+            first = ", clean_first" if options.clean_first else ""
             raise RequestError(
-                f"method freelb with passes = {options.passes}{', clean_first' * options.clean_first} and start = 0 is"
-                " plain training: no pass sees a perturbation; raise --freelb.passes or --freelb.start"
+                f"method freelb with passes = {options.passes}{first} and start = 0 is plain training: no pass sees a"
+                " perturbation; raise --freelb.passes or --freelb.start"
             )
         self.options = inside(options)
         self.passes = options.passes
