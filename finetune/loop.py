@@ -33,7 +33,7 @@ from finetune.run import Cell
 from finetune.state import Best, Progress, Saver
 from finetune.tasks.batches import Encoded, steps_per_epoch, training_rows, window
 from finetune.tasks.task import Task, scored
-from finetune.together import agreed, alone, record_of
+from finetune.together import record_of, told_to_all, with_waiting
 
 T = TypeVar("T")
 
@@ -75,10 +75,10 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
     steps, method = steps_of(config, len(data["train"])), METHODS[run.method](config)
     with ExitStack() as held:
         try:
-            module, new = agreed(lambda: build(run, config, task))
+            module, new = told_to_all(lambda: build(run, config, task))
             engine = _guard(config)(lambda: engine_of(config, module, steps * method.replays))
             held.enter_context(_closed(engine))
-            progress = alone(lambda: state.resume(folder, engine, method) if going_on else None) or Progress()
+            progress = with_waiting(lambda: state.resume(folder, engine, method) if going_on else None) or Progress()
         except (RequestError, WorkError) as error:
             _refused(cell, facts, error)
             raise
@@ -95,7 +95,7 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
             Meter(config.precision == "fp16"), windows, began,
         )  # fmt: skip
         try:
-            end = alone(lambda: _finish(session, _fit(session)))
+            end = with_waiting(lambda: _finish(session, _fit(session)))
         except (RequestError, WorkError) as error:
             lines.log("failed", progress.step + 1, _told(error))
             raise
@@ -173,7 +173,7 @@ def _log(session: Session, event: str, values: dict[str, Any]) -> None:
 
 def _guard(config: FinetuneConfig) -> Callable[[Callable[[], T]], T]:
     """What is to run the engine's work: under DeepSpeed ranks wait for each other inside it."""
-    return agreed if config.engine == "plain" else alone
+    return told_to_all if config.engine == "plain" else with_waiting
 
 
 def _window(train: Encoded, config: FinetuneConfig, seed: int, step: int) -> list[Batch]:

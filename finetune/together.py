@@ -18,7 +18,7 @@ class Alone(Apart):
     """A failure of this rank, or of a lost one, that others wait for and cannot be told of: the sweep is over."""
 
 
-def agreed(work: Callable[[], T]) -> T:
+def told_to_all(work: Callable[[], T]) -> T:
     """What `work` gives, in which no rank waits for another. Where it fails on one rank, it fails on all of them.
 
     Raises: RequestError or WorkError, full memory as such; a bug as itself where it is, and as Alone on the others.
@@ -27,8 +27,8 @@ def agreed(work: Callable[[], T]) -> T:
     def told() -> T:
         try:
             return work()
-        except torch.OutOfMemoryError as error:
-            raise _told(error) from None
+        except torch.OutOfMemoryError:
+            raise WorkError(FULL) from None
 
     try:
         return dist.agreed(told)
@@ -36,21 +36,16 @@ def agreed(work: Callable[[], T]) -> T:
         raise Alone(str(error)) from None
 
 
-def alone(work: Callable[[], T]) -> T:
+def with_waiting(work: Callable[[], T]) -> T:
     """What `work` gives, in which ranks wait for each other, so that one without memory cannot tell them. Raises: Alone
     for that one, and where a rank that this one waits for is gone."""
     try:
         with dist.loss_told():
             return work()
-    except torch.OutOfMemoryError as error:
-        found = _told(error)
-        raise Alone(f"rank {dist.rank()}: {found}") if dist.world() > 1 else found from None
+    except torch.OutOfMemoryError:
+        raise Alone(f"rank {dist.rank()}: {FULL}") if dist.world() > 1 else WorkError(FULL) from None
     except dist.RankLost as error:
         raise Alone(str(error)) from None
-
-
-def _told(error: Exception) -> Exception:
-    return WorkError(FULL) if isinstance(error, torch.OutOfMemoryError) else error
 
 
 def record_of(folder: Path, facts: dict[str, Any], resume: int | None) -> Record:
