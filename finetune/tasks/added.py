@@ -58,8 +58,7 @@ def unseen(rows: Sequence[Added], others: Iterable[Split]) -> list[Added]:
 
 def _without(one: Added, texts: set) -> Added:
     kept = [at for at, text in enumerate(one.split.texts) if text not in texts]
-    columns = [None if column is None else [column[at] for at in kept] for column in one.split]
-    return one._replace(split=Split(*columns), seen=len(one.split) - len(kept))  # type: ignore[arg-type]
+    return one._replace(split=one.split.picked(kept), seen=len(one.split) - len(kept))
 
 
 def _width(task: TaskConfig) -> int:

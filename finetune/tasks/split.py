@@ -69,12 +69,12 @@ def held_out(split: Split, share: float) -> tuple[Split, Split]:
             f"{len(split)} training rows left ({texts} different), too few (or too alike) to hold {count}"
             " out; give --task.dev and --task.test, another --task.text, or a smaller --holdout"
         )
-    return _picked(split, [at for at in range(len(split)) if at not in taken]), _picked(split, sorted(taken))
+    return split.picked([at for at in range(len(split)) if at not in taken]), split.picked(sorted(taken))
 
 
 def thinned(split: Split, most: int | None) -> Split:
     """`most` rows of it, in their order."""
-    return split if most is None or most >= len(split) else _picked(split, sorted(_lowest(split, "drawn", most)))
+    return split if most is None or most >= len(split) else split.picked(sorted(_lowest(split, "drawn", most)))
 
 
 def repeated(split: Split, other: Split) -> int:
@@ -84,7 +84,7 @@ def repeated(split: Split, other: Split) -> int:
 
 
 def subset(split: Split, values: list[str], value: str) -> Split:
-    return _picked(split, [at for at, found in enumerate(values) if found == value])
+    return split.picked([at for at, found in enumerate(values) if found == value])
 
 
 def _lowest(split: Split, purpose: str, count: int) -> list[int]:
@@ -134,8 +134,3 @@ def _shown(one: str) -> str:
     if one in "'\"" or not (one.isascii() or ucd_3_2_0.category(one) in _UNSEEN):
         return one
     return repr(one)[1:-1]
-
-
-def _picked(split: Split, rows: list[int]) -> Split:
-    labels = None if split.labels is None else [split.labels[at] for at in rows]
-    return Split([split.ids[at] for at in rows], [split.texts[at] for at in rows], labels)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """What a loaded task is: rows of text and labels, split by split."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +23,12 @@ class Split(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def picked(self, rows: Sequence[int]) -> "Split":
+        """The rows at these places, in the order of the places."""
+        texts = [self.texts[at] for at in rows]
+        labels = None if self.labels is None else [self.labels[at] for at in rows]
+        return Split([self.ids[at] for at in rows], texts, labels)  # type: ignore[arg-type]  # texts stay of one form
 
 
 @dataclass(frozen=True)
