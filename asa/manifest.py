@@ -246,7 +246,7 @@ def staging(folder: Path) -> Generator[Path]:
     with _claimed(root):
         fresh, old = root / "out", root / "old"
         if old.exists() and not folder.exists():
-            old.rename(folder)  # an attempt was killed between the two renames below
+            old.rename(folder)  # an attempt was killed between the two renames of publish
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
         try:
@@ -254,19 +254,24 @@ def staging(folder: Path) -> Generator[Path]:
         except BaseException:
             _discard(root)
             raise
-        for path in (fresh, *fresh.rglob("*")):
-            fsync(path)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)  # of an attempt that was killed just before its end
-            folder.rename(old)
-        try:
-            fresh.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
-        fsync(folder.parent)
+        publish(fresh, folder, old)
         _discard(root)
+
+
+def publish(fresh: Path, folder: Path, old: Path) -> None:
+    """Turn `fresh` into `folder`. What stood there is at `old` then, or where it was if the system refuses."""
+    for path in (fresh, *fresh.rglob("*")):
+        fsync(path)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)  # of an attempt that was killed just before its end
+        folder.rename(old)
+    try:
+        fresh.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
+    fsync(folder.parent)
 
 
 def _discard(root: Path) -> None:

@@ -13,9 +13,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asa import manifest
 from asa.errors import RequestError, WorkError
-from asa.manifest import NAME as MANIFEST
-from asa.places import fsync, locked, refusal, refusal_told
+from asa.places import locked, refusal, refusal_told
 from data_prep import parts as parts_file
 from data_prep.parts import Facts, Part, Work
 
@@ -65,7 +65,8 @@ def workspace(out: Path, made_from: dict[str, Any], overwrite: bool) -> Iterator
         try:
             space.out.mkdir(exist_ok=True)
             yield space
-            _publish(root, out)
+            manifest.publish(space.out, out, root / _OLD)
+            _remove(root)
         except BaseException as error:
             if root.exists() and (isinstance(error, Fruitless) or not _worth_keeping(root)):
                 _remove(root)
@@ -95,7 +96,7 @@ def _refusals_told(out: Path) -> Iterator[None]:
 
 def _worth_keeping(root: Path) -> bool:
     """Whether any part of a stage is finished, or the whole, or what stood at OUT is in here."""
-    return any(root.glob("marks/*/*.json")) or any((root / name).exists() for name in (f"out/{MANIFEST}", _OLD))
+    return any(root.glob("marks/*/*.json")) or any((root / name).exists() for name in (f"out/{manifest.NAME}", _OLD))
 
 
 def discard(out: Path, made_from: dict[str, Any]) -> None:
@@ -154,17 +155,6 @@ def _claim(root: Path, text: str, overwrite: bool) -> None:
     except BaseException:
         _remove(root)
         raise
-
-
-def _publish(root: Path, out: Path) -> None:
-    for path in (root / "out", *(root / "out").rglob("*")):
-        fsync(path)
-    if out.exists():
-        shutil.rmtree(root / _OLD, ignore_errors=True)  # of an attempt that was killed just before its end
-        out.rename(root / _OLD)
-    (root / "out").rename(out)
-    fsync(out.parent)
-    _remove(root)
 
 
 def _remove(root: Path) -> None:

@@ -155,6 +155,29 @@ def test_what_a_kill_after_publishing_leaves_does_not_end_a_later_replacement(tm
     assert not left.parent.exists()
 
 
+def test_what_stood_there_is_back_where_the_new_folder_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, rename = tmp_path / "out", Path.rename
+    out.mkdir()
+    (out / "first").touch()
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.parent.name == "out.partial" and path.name == "out":
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(WorkError, match="run the same command again"), workspace(out, MADE_FROM, False) as space:
+        finish(space)
+    assert [path.name for path in out.iterdir()] == ["first"]
+    monkeypatch.undo()
+    with workspace(out, MADE_FROM, overwrite=False) as space:
+        finish(space, work=die)
+    assert (out / "0.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_only_one_run_at_a_time(tmp_path: Path) -> None:
     with workspace(tmp_path / "out", MADE_FROM, overwrite=False) as space:
         with pytest.raises(RequestError, match="another run"), workspace(tmp_path / "out", MADE_FROM, overwrite=False):
