@@ -1,6 +1,5 @@
 """Duplicates among files of documents, found in two steps: every file is hashed, as a part; all hashes are compared."""
 
-import json
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asa.errors import WorkError
-from data_prep import minhash
+from data_prep import minhash, stored
 from data_prep.parts import Part
 from data_prep.text import text_hash
 from data_prep.workspace import Workspace
@@ -50,14 +48,9 @@ def hash_part(near: bool, task: tuple[int, Path], folder: Path) -> dict[str, Any
     """The hashes of one file's documents; with `near` their signatures too."""
     number, path = task
     texts, signatures = [], []
-    with path.open(encoding="utf-8") as file:
-        for place, line in enumerate(file, 1):
-            try:
-                text = json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise WorkError(f"{path}, line {place}, is no document ({error}); make the folder anew") from None
-            texts.append(text_hash(text))
-            if near:
-                signatures.append(minhash.signature(text))
+    for document in stored.read(path):
+        texts.append(text_hash(document.text))
+        if near:
+            signatures.append(minhash.signature(document.text))
     minhash.save(folder, number, texts, signatures)
     return {"documents": len(texts)}
