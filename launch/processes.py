@@ -11,6 +11,7 @@ from itertools import zip_longest
 from types import FrameType
 from typing import IO, NamedTuple
 
+from interrupts import handled
 from launch.session import Remote, Session
 
 TICK = 0.2  # seconds between two looks at the processes
@@ -36,15 +37,8 @@ class Asked:
 
     @contextmanager
     def noted(self) -> Iterator["Asked"]:
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-            numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, self._note) for number in numbers}
-        try:
+        with handled(self._note):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self.signal:

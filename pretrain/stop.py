@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from asa import dist
+from interrupts import handled
 
 
 class Stop:
@@ -24,15 +25,8 @@ class Stop:
             if self._interrupts > 1:
                 raise KeyboardInterrupt
 
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: it goes on without its terminal
-            numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, note) for number in numbers}
-        try:
+        with handled(note):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def agreed(self) -> bool:
         """The answer that all ranks get; all of them must ask. A few bytes between hosts: no device waits for it."""
