@@ -33,7 +33,8 @@ def ensemble(config: EnsembleConfig) -> None:
     """
     began = time.perf_counter()
     check_folder(config.out, "--out")
-    starts = {run: finished(run, FLAG)[0] for run in config.runs}
+    records = {run: finished(run, FLAG) for run in config.runs}
+    starts = {run: start for run, (start, _) in records.items()}
     if len(tasks := sorted({str(start.get("task")) for start in starts.values()})) > 1:
         raise RequestError(f"the runs are of several tasks: {', '.join(tasks)}; give those of one by {FLAG}")
     _refuse_twins(starts)
@@ -48,16 +49,16 @@ def ensemble(config: EnsembleConfig) -> None:
             raise RequestError(f"{run} and {config.runs[0]} have not both {FOLDER}/{other[0]}; give others by {FLAG}")
     facts = _facts(config.runs, starts)
     made = _made_before(config, facts["inputs"]["sha256"])
-    for run in config.runs:
-        check_own(run / FOLDER, finished(run, FLAG)[1])
+    for run, (_, end) in records.items():
+        check_own(run / FOLDER, end)
     means = {Path(name).stem: mean(config.runs, name) for name in splits[0]}
     if not made:
         _write(config.out, facts, means, began)
     scored = tuple(f"{split}_" for split in means)
-    end = {name: value for name, value in finished(config.out, "--out")[1].items() if name.startswith(scored)}
-    for run in config.runs:
-        _print(str(run), finished(run, FLAG)[1], end)
-    _print(str(config.out), end, end)
+    wanted = {name: value for name, value in finished(config.out, "--out")[1].items() if name.startswith(scored)}
+    for run, (_, end) in records.items():
+        _print(str(run), end, wanted)
+    _print(str(config.out), wanted, wanted)
 
 
 def _write(out: Path, facts: dict[str, Any], means: dict[str, Stored], began: float) -> None:
