@@ -86,7 +86,7 @@ def _write_shards(
     todo = _parts(mine, tested, config, space)
     done = space.run("rows", partial(shards.write_part, recipe), todo, folder, config.workers)
     dropped = {"documents": {"dropped": count_up(extracted)["dropped"]}}
-    facts = {**shards.total([shards.NOTHING, *done, dropped]), **_kind_of_rows(vocabulary, config)}
+    facts = {**shards.total([shards.NOTHING, *done, dropped]), **_row_facts(vocabulary, config)}
     if count == 1 and not facts["rows"]["train"]:
         raise _fruitless(facts["documents"])
     manifest.write(folder, _kind(config), {**facts, **made_from})
@@ -140,7 +140,7 @@ def _parts(paths: dict[int, Path], tested: list[leads_file.Lead], config: BuildC
     return [Part(name, path.stat().st_size, (name, path, found)) for name, path, found in named]
 
 
-def _kind_of_rows(vocabulary: Vocabulary, config: BuildConfig) -> dict[str, Any]:
+def _row_facts(vocabulary: Vocabulary, config: BuildConfig) -> dict[str, Any]:
     return {
         "length": config.length,
         "packing": config.packing,

@@ -40,7 +40,7 @@ def check_unseen(folder: Path, run: dict[str, Any], task: Task, split: str) -> N
 
     Args: run, the start line of the model's run.
     """
-    if seen(run, task, split):
+    if may_have_seen(run, task, split):
         raise RequestError(
             f"{folder} was trained on rows of {task.name}, whose {split} is held out of them; leave out the model"
             " or the task, describe the task as its run did, or give test rows of their own by --task.test"
@@ -77,15 +77,15 @@ def _files(facts: dict[str, Any], split: str) -> list[str]:
     return test if split in ("dev", "test") else given.get(split, test)  # a part of test is in its file
 
 
-def told(folder: Path, run: dict[str, Any], task: Task, splits: Iterable[str]) -> str | None:
+def trained_on_note(folder: Path, run: dict[str, Any], task: Task, splits: Iterable[str]) -> str | None:
     """A line for a model that is scored on rows which it may have been trained on."""
     if not scored_ones(run, task.facts, splits):
         return None
     return f"{task.name}: {folder} was trained on a file of its scored rows: they tell nothing of rows it has not seen"
 
 
-def seen(run: dict[str, Any], task: Task, split: str) -> bool:
-    """Whether the split is such a one."""
+def may_have_seen(run: dict[str, Any], task: Task, split: str) -> bool:
+    """Whether the rows of the split are held out of files that have trained the model, and were not held out then."""
     held = task.facts.get("held_out_sha256", {}).get(split)
     files = set(task.facts.get("held_from", task.facts.get("trained", ())))
     return any(

@@ -19,7 +19,7 @@ from asa.record import Record
 from finetune.attack import Worst
 from finetune.claims import in_turn
 from finetune.evaluation_config import RobustnessConfig
-from finetune.lineage import check_unseen, scored_ones, told
+from finetune.lineage import check_unseen, scored_ones, trained_on_note
 from finetune.radii import RADII, radii_of
 from finetune.saved import Saved, find, kept, length_of, replaceable, tasks_of
 from finetune.subject import Subject, attacked, places_of, prepare
@@ -48,7 +48,7 @@ def robustness(config: RobustnessConfig) -> None:
     for task in tasks:
         for name, one in saved.items():
             check_unseen(one.folder, one.run, task, config.split)  # as all see it now, not each as its own run did
-            if note := told(one.folder, one.run, task, [config.split]):
+            if note := trained_on_note(one.folder, one.run, task, [config.split]):
                 print(note, flush=True)
             places_of(name, one, task, config)
             folder, facts = _record(name, one, task, config, _facts(task, saved, config))

@@ -19,7 +19,7 @@ from asa.record import Record
 from finetune.claims import in_turn
 from finetune.evaluation_config import ScoreConfig
 from finetune.labels import Merge, label_map, merged, refuse_map
-from finetune.lineage import scored_ones, told
+from finetune.lineage import scored_ones, trained_on_note
 from finetune.metrics import score
 from finetune.predictions import FOLDER, Predictions, as_wide, by_row, predict, save_predictions, stored
 from finetune.saved import Saved, device, encoded, find, kept, length_of, module_of, replaceable, tasks_of
@@ -59,7 +59,7 @@ def score_all(config: ScoreConfig) -> None:
         if one.folder not in done:
             replaceable(one.folder, "score")
     for one in pairs:
-        if note := told(one.saved.folder, one.saved.run, one.task, scored(one.task.splits)):
+        if note := trained_on_note(one.saved.folder, one.saved.run, one.task, scored(one.task.splits)):
             print(note, flush=True)
     for saved in models:
         mine = [one for one in pairs if one.saved is saved]

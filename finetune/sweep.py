@@ -19,17 +19,17 @@ from asa.methods import METHODS, OURS
 from asa.methods.limits import rounding, slow_adversary
 from asa.places import check_folder
 from asa.tokenizer import for_words, load_tokenizer, reader_sha256
-from finetune import lineage, state
+from finetune import state
 from finetune.claims import claimed
 from finetune.config import FinetuneConfig, check
 from finetune.facts import check_own, facts_of, is_begun, is_finished
-from finetune.lineage import check_unseen, run_of, seen
+from finetune.lineage import check_unseen, may_have_seen, run_of, trained_on_note
 from finetune.live import Board
 from finetune.loop import train
 from finetune.recipes import merged, preset, resolved
 from finetune.run import Cell, Run
 from finetune.tasks.batches import Encoded, encode
-from finetune.tasks.facts import of_words, told
+from finetune.tasks.facts import of_words, task_line
 from finetune.tasks.load import load, trainable
 from finetune.tasks.spec import chosen
 from finetune.tasks.task import Task, scored
@@ -142,7 +142,7 @@ def make_all(work: Sweep, worker: int) -> None:
 
     metrics = {name: task.metrics[0] for name, task in work.tasks.items()}
     with Board(work.cells, metrics, work.finished, worker) as board:
-        for line in [*map(told, work.tasks.values()), *work.notes]:
+        for line in [*map(task_line, work.tasks.values()), *work.notes]:
             board.note(line)
         for cell in work.finished:
             state.clear(cell.folder)  # left where a kill came between the end line and this
@@ -192,9 +192,9 @@ def _seen(models: Iterable[Path], tasks: Iterable[Task]) -> Iterator[str]:
         run = run_of(folder)
         for task in tasks:
             check_unseen(folder, run, task, "test")
-            if seen(run, task, "dev"):
+            if may_have_seen(run, task, "dev"):
                 yield f"{task.name}: {folder} may have been trained on rows of its dev, which choose the epoch"
-            if line := lineage.told(folder, run, task, scored(task.splits)):
+            if line := trained_on_note(folder, run, task, scored(task.splits)):
                 yield line
 
 

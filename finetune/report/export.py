@@ -6,7 +6,7 @@ from typing import Any
 
 from finetune.report.compare import Comparison, Tested, holm
 from finetune.report.labels import grouped
-from finetune.report.rows import Row, of, spread
+from finetune.report.rows import Row, figures_of, spread
 
 GROUP = ("stage", "task", "model", "method", "settings")
 
@@ -18,7 +18,7 @@ def table_csv(rows: list[Row], tested: Tested) -> str:
     writer.writerow([*GROUP, "metric", "n", "mean", "sd"])
     for group, same in grouped(rows, _group).items():
         for key in dict.fromkeys(key for row in same for key in row.values):
-            if (found := spread(of(same, key))).n:
+            if (found := spread(figures_of(same, key))).n:
                 sd = "n/a" if found.n == 1 else found.sd
                 writer.writerow([*group, key, found.n, found.mean, sd])
     for family in tested:

@@ -4,7 +4,7 @@ import math
 import re
 
 from finetune.report.labels import by_task, grouped, method_key, words
-from finetune.report.rows import NAN, Row, of, spread
+from finetune.report.rows import NAN, Row, figures_of, spread
 from finetune.report.tables import Table, caveats, mark, mean_sd, number, told
 
 # Tasks that a model is meant to fail on: ASA's Table 2, and sets of that kind it does not have.
@@ -24,9 +24,9 @@ def gains(rows: list[Row], caption: str) -> Table:
     attacked = [row for row in rows if row.run.method != "vanilla"]
     found = {row.run.name: row.values.get("overall_gain", row.values.get("gain", NAN)) for row in attacked}
     table = _across(attacked, found, caption, "+")
-    known = [(key, heading) for key, heading in COSTS if of(attacked, key)]
+    known = [(key, heading) for key, heading in COSTS if figures_of(attacked, key)]
     groups = grouped(attacked, lambda row: (row.model, row.method))
-    costs = {name: [number(spread(of(same, key)).mean, 2) for key, _ in known] for name, same in groups.items()}
+    costs = {name: [number(spread(figures_of(same, key)).mean, 2) for key, _ in known] for name, same in groups.items()}
     cells = [cell + costs[cell[0], cell[1]] for cell in table.rows]
     return table._replace(columns=table.columns + [heading for _, heading in known], rows=cells)
 

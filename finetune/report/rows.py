@@ -89,7 +89,7 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(len(known), mean, statistics.stdev(known) if len(known) > 1 else NAN)
 
 
-def of(rows: Iterable[Row], key: str) -> list[float]:
+def figures_of(rows: Iterable[Row], key: str) -> list[float]:
     """The figure in every row that has it."""
     return [row.values[key] for row in rows if key in row.values]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from finetune.report import collect
 from finetune.report.collect import STAGES, Run
 from finetune.report.labels import grouped, words
-from finetune.report.rows import NAN, SEPARATION, Row, of, spread, where
+from finetune.report.rows import NAN, SEPARATION, Row, figures_of, spread, where
 
 OTHER_SEEDS = "†"
 NAMED = 6  # runs in a note
@@ -35,11 +35,11 @@ def results(rows: list[Row]) -> Table:
     """Mean and standard deviation per model x method of one task and one set of settings."""
     found = list(dict.fromkeys(key for row in rows for key in row.run.scores))
     values = {name: {row.run.name: row.values.get(name, NAN) for row in rows} for name in found}
-    costs = [cost for cost in COSTS if of(rows, cost[0])]
+    costs = [cost for cost in COSTS if figures_of(rows, cost[0])]
     cells = []
     for (model, method), same in grouped(rows, lambda row: (row.model, row.method)).items():
         means = [_counted(same, name, mark(same, rows, values[name])) for name in found]
-        spent = [mean_sd(of(same, key), factor, digits) for key, _, factor, digits in costs]
+        spent = [mean_sd(figures_of(same, key), factor, digits) for key, _, factor, digits in costs]
         cells.append([model, method, str(len(same)), *means, _counted(same, "gain", sign="+"), *spent])
     figures = ["n", *[f"{score_name(name)}, %" for name in found], "vs vanilla, points", *[cost[1] for cost in costs]]
     return told(Table(f"{rows[0].lettered}: every score", ["Model", "Method", *figures], cells, 2, _notes(rows)))
@@ -47,7 +47,7 @@ def results(rows: list[Row]) -> Table:
 
 def _counted(same: list[Row], key: str, marked: str = "", sign: str = "") -> str:
     """A fraction in percent, with the number of runs that have it where that is not all of them, or has a mark."""
-    known = of(same, key)
+    known = figures_of(same, key)
     text = mean_sd(known, 100, 2, sign)
     return f"{text} ({len(known)}{marked})" if known and (marked or len(known) < len(same)) else text
 

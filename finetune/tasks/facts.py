@@ -26,7 +26,7 @@ NOTES = {
 }
 
 
-def told(task: Task) -> str:
+def task_line(task: Task) -> str:
     """A line that says how many rows each split has, and what a user must know of them."""
     rows = ", ".join(f"{name} {count:,}" for name, count in task.facts.get("rows", {}).items())
     notes = []

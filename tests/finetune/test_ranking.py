@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from finetune.ranking import ranked
-from finetune.tasks.facts import told
+from finetune.tasks.facts import task_line
 from finetune.tasks.load import load
 from finetune.tasks.spec import TaskConfig, named
 from finetune.tasks.task import Split
@@ -61,7 +61,7 @@ def test_a_task_of_pairs_is_loaded_as_a_choice(tmp_path: Path) -> None:
     assert {name: len(split) for name, split in found.splits.items()} == {"train": 4, "dev": 2, "test": 2}
     assert {len(text) for split in found.splits.values() for text in split.texts} == {2}
     assert found.facts["unasked"] == {"train": 1}
-    assert "left out, in no question with one right answer among several: 1 of train" in told(found)
+    assert "left out, in no question with one right answer among several: 1 of train" in task_line(found)
     for asked, said in (("maybe", "task.ranked = 'maybe', allowed: no, yes"), ("x", "allowed: no, yes")):
         with pytest.raises(RequestError, match=said):
             load(TaskConfig(train=task.train, text=task.text, label="y", ranked=asked), config())

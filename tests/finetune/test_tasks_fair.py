@@ -10,7 +10,7 @@ from asa.config import from_dict
 from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from finetune.tasks import spec as specs
-from finetune.tasks.facts import told
+from finetune.tasks.facts import task_line
 from finetune.tasks.load import load, trainable
 from tests.finetune.test_tasks_load import ROWS, table, task, write
 
@@ -23,12 +23,12 @@ def test_rows_that_stand_in_two_files_are_counted(table: Path) -> None:
     found = task(**keys, test=[table], dev=[few], extra={"more": [few]})
     assert found.facts["repeated"] == {"dev": 7, "test": 40, "more": 7}
     assert found.facts["chosen"] == {"test": 7, "more": 7}
-    assert "also among the training rows: 7 of dev, 40 of test, 7 of more; " in told(found)
-    assert "scored and also among the rows that choose the epoch: 7 of test, 7 of more" in told(found)
+    assert "also among the training rows: 7 of dev, 40 of test, 7 of more; " in task_line(found)
+    assert "scored and also among the rows that choose the epoch: 7 of test, 7 of more" in task_line(found)
     papers = task({"paper_compat": True}, **keys, dev=[few])
     assert papers.facts["chosen"] == {}
-    assert "test chooses the epoch too, as in the papers" in told(papers)
-    assert "as in the papers" not in told(found)
+    assert "test chooses the epoch too, as in the papers" in task_line(papers)
+    assert "as in the papers" not in task_line(found)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from cli import given as given_keys
 from finetune.config import FinetuneConfig
 from finetune.tasks import places
 from finetune.tasks import spec as specs
-from finetune.tasks.facts import told
+from finetune.tasks.facts import task_line
 from finetune.tasks.load import load, trainable
 from finetune.tasks.split import _literal, held_out, repeated, thinned
 from finetune.tasks.task import Split, Task
@@ -183,7 +183,7 @@ def test_python_bytes_repeated_dialogues_and_missing_labels(tmp_path: Path) -> N
     assert found.splits["test"].texts == [("café",), ("z",)]
     assert found.facts["dropped"] == {"test": 1}
     assert found.facts["joined"] == {}
-    assert told(found) == "own: test 2; left out, without a label, a text or a part of their columns: 1 of test"
+    assert task_line(found) == "own: test 2; left out, without a label, a text or a part of their columns: 1 of test"
     with pytest.raises(RequestError, match=r"t.jsonl:3: no label in column 'label'; .* --task.broken mend"):
         task(test=[path])
 
@@ -225,7 +225,7 @@ def test_rows_by_which_no_epoch_can_be_chosen_are_told(
     few = [{"text": f"d{n}", "label": label} for n, label in enumerate(dev)]
     files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "test")}
     files["dev"] = [write(tmp_path / "dev.jsonl", few)]
-    line = told(task(**files, labels=["0", "1"], metrics=metrics))
+    line = task_line(task(**files, labels=["0", "1"], metrics=metrics))
     assert "whatever is learnt" not in line if blind is None else blind in line
 
 
@@ -234,9 +234,9 @@ def test_numbers_that_are_all_one_are_told(tmp_path: Path) -> None:
     rows = [{"text": word, "label": n / 2} for n, word in enumerate(["u", "v", "w", "x"])]
     one = [{"text": f"d{n}", "label": 2.5} for n in range(3)]
     files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev")}
-    line = told(task(**files, test=[write(tmp_path / "test.jsonl", one)], kind="regression"))
+    line = task_line(task(**files, test=[write(tmp_path / "test.jsonl", one)], kind="regression"))
     assert "; the rows of test are all of the label 2.5, by which pearson is 0 whatever is learnt" in line
-    assert "whatever" not in told(task(**files, test=files["dev"], kind="regression"))
+    assert "whatever" not in task_line(task(**files, test=files["dev"], kind="regression"))
 
 
 FEW = "fewer than 20 rows of dev and of test, whose scores tell little"
@@ -246,12 +246,12 @@ def test_what_a_score_says_little_of_is_told(tmp_path: Path) -> None:
     """Texts of several labels, as annotators that nobody has counted together leave them, and splits of few rows."""
     rows = [{"text": f"{n % 20}", "label": "no" if n in (3, 5, 25) else "yes"} for n in range(40)]
     files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev", "test")}
-    line = told(task(**files))
+    line = task_line(task(**files))
     assert "; training rows whose text has another label in another row: 2, of 1 texts" in line
     assert "fewer" not in line
     few = [write(tmp_path / "few.jsonl", rows[:19])]
-    assert told(task(train=few, dev=few, test=few)).endswith(f"; {FEW}")
-    line = told(task(train=files["train"], dev=few, test=files["test"]))
+    assert task_line(task(train=few, dev=few, test=few)).endswith(f"; {FEW}")
+    line = task_line(task(train=files["train"], dev=few, test=files["test"]))
     assert line.endswith("; fewer than 20 rows of dev, whose scores tell little")
 
 
@@ -259,8 +259,8 @@ def test_a_label_that_no_training_row_has_is_told(tmp_path: Path) -> None:
     """Its score is the untrained head's."""
     rows = [{"text": word, "label": n % 2} for n, word in enumerate(["u", "v", "w", "x"])]
     files: dict[str, Any] = {name: [write(tmp_path / f"{name}.jsonl", rows)] for name in ("train", "dev", "test")}
-    assert "; labels of no training row: a;" in told(task(**files, labels=["0", "1", "a"]))
-    assert "no training row" not in told(task(**files))
+    assert "; labels of no training row: a;" in task_line(task(**files, labels=["0", "1", "a"]))
+    assert "no training row" not in task_line(task(**files))
 
 
 def test_classes_that_look_like_spellings_of_one_are_told(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_classes_that_look_like_spellings_of_one_are_told(tmp_path: Path) -> Non
         for name in ("train", "dev", "test"):
             rows = [{"text": f"{name} {word}", "label": word} for word in labels]
             files[name] = [write(tmp_path / f"{name}.jsonl", rows)]
-        return told(task(**files, **keys)).removesuffix(f"; {FEW}").partition("; ")[2]
+        return task_line(task(**files, **keys)).removesuffix(f"; {FEW}").partition("; ")[2]
 
     begin = "classes that look like spellings of one (--task.spellings): "
     names = ["yes", "Yes", "007", "7", "-01", "-1", "GROSS", "gro\u00df", "7a", "07a", "10", "1"]
@@ -281,7 +281,7 @@ def test_classes_that_look_like_spellings_of_one_are_told(tmp_path: Path) -> Non
 def test_rows_without_any_text_are_told(tmp_path: Path) -> None:
     rows = [{"a": a, "b": b, "label": n % 2} for n, (a, b) in enumerate([("", " "), ("x", ""), ("", "y"), ("x", "y")])]
     found = task(test=[write(tmp_path / "t.jsonl", rows)], text=["a", "b"])
-    assert told(found) == "own: test 4; without any text: 1 of test"
+    assert task_line(found) == "own: test 4; without any text: 1 of test"
     keys: dict[str, Any] = {"kind": "choice", "text": ["q"], "choices": ["b"], "label": "y"}
     for question, answers, blank in (("why?", ["x", "y"], {}), (" ", ["x", " "], {}), (" ", ["", " "], {"test": 1})):
         path = write(tmp_path / "c.jsonl", [{"q": question, "b": answers, "y": 0}])
@@ -921,8 +921,8 @@ def test_what_a_task_folder_or_the_hub_has_of_its_own_is_not_given_beside_it(tas
 
 def test_a_part_of_a_published_set_is_told(table: Path) -> None:
     keys: dict[str, Any] = {"test": [table], "text": ["a", "b"], "label": "y"}
-    assert told(task(**keys, partial="half of it")).endswith("; not the whole published set: half of it")
-    assert "published set" not in told(task(**keys))
+    assert task_line(task(**keys, partial="half of it")).endswith("; not the whole published set: half of it")
+    assert "published set" not in task_line(task(**keys))
     parts = {"qnli": "glue_qnli_dev_only", "qnli-ranked": "glue_qnli_dev_only", "qqp": "qqp_20k", "anli": "anli_dev"}
     for name, place in {
         **parts,
@@ -1038,7 +1038,7 @@ def test_only_tasks_of_a_kind_are_trained_on_together(pairs: Path, table: Path) 
     seen = write(table.with_name("seen.csv"), [{"a": "one", "b": "two", "y": "yes"}, *ROWS["classification"]])
     again = task(request, **{**keys, "dev": [seen]}, text=["a", "b"], **same)
     assert (len(again.splits["train"]), again.facts["seen"]) == (37, {"qqp": 1})
-    assert "left out of the added rows, as they choose or are scored: 1 of qqp" in told(again)
+    assert "left out of the added rows, as they choose or are scored: 1 of qqp" in task_line(again)
 
 
 def test_a_split_of_another_configuration_of_the_hub_is_read(tmp_path: Path) -> None:
