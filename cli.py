@@ -9,10 +9,9 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, get_origin, get_type_hints
 
@@ -25,12 +24,14 @@ from asa.errors import RequestError, WorkError
 from keys import (
     Loader,
     Misread,
+    apart,
     as_list,
     as_yaml,
     entry,
     flag_of,
     keys_of,
     names_of,
+    pairs,
     quoted,
     refuse_deep,
     refuse_entries,
@@ -86,7 +87,9 @@ def given(
     if {"-h", "--help"}.intersection(argv):
         argv = ["--help"]  # whatever else is wrong
     with refuse_deep(argv):
-        arguments = _bracketed(cls, _files_first(cls, _with_entries(cls, _named(cls, switched(cls, argv), positional))))
+        arguments = _named(cls, switched(cls, argv), positional)
+        arguments = _files_first(cls, _with_entries(cls, arguments))
+        arguments = _bracketed(cls, arguments)
         _refuse_sixties(cls, arguments)
         _refuse_misread(cls, arguments)
         parser = _Parser(prog=prog, description=cls.__doc__, cls=cls, positional=positional)
@@ -136,7 +139,7 @@ def _named(cls: Any, argv: list[str], positional: str) -> list[str]:
 
 def _with_entries(cls: Any, argv: list[str]) -> list[str]:
     """Every `--config FILE:ENTRY` with the entry's content in its place, which the parser takes as well as a file."""
-    split = [piece for part in argv for piece in (part.split("=", 1) if part.startswith("--config=") else [part])]
+    split = apart(argv, lambda part: part.startswith("--config="))
     for index in range(1, len(split)):
         if split[index - 1] != "--config":
             continue
@@ -165,7 +168,7 @@ def _bracketed(cls: Any, argv: list[str]) -> list[str]:
     """Lists as YAML: `--seeds 0,1` as [0,1], and a lone path as a list, not as a file that lists paths."""
     flags = {f"--{name}": element for name, element in sequences(cls).items()}
     _refuse_repeated(argv, flags)
-    split = [piece for part in argv for piece in (part.split("=", 1) if part.partition("=")[0] in flags else [part])]
+    split = apart(argv, lambda part: part.partition("=")[0] in flags)
     for index in range(1, len(split)):
         element = flags.get(split[index - 1])
         if element is not None and not split[index].startswith("[") and split[index] not in NULLS:
@@ -187,7 +190,7 @@ def _refuse_repeated(argv: list[str], flags: Collection[str]) -> None:
 
 def _refuse_sixties(cls: Any, argv: list[str]) -> None:
     """Ends the program for a number as YAML 1.1 has hours and minutes, 1:30 for 90, which Loader refuses in files."""
-    for flag, value in _pairs(argv):
+    for flag, value in pairs(argv):
         hint = type_of(cls, flag.removeprefix("--")) if re.search(r"\d:\d", value) else None
         if hint is not None and "number" in (allowed := told(hint)):
             fail(f"{flag[2:]} = {value}: allowed: {allowed}; set {flag}")
@@ -195,7 +198,7 @@ def _refuse_sixties(cls: Any, argv: list[str]) -> None:
 
 def _refuse_misread(cls: Any, argv: list[str]) -> None:
     """Ends the program for a list or keys, in a flag or in a group's file, that Loader refuses in files."""
-    for flag, value in _pairs(argv):
+    for flag, value in pairs(argv):
         hint = type_of(cls, flag.removeprefix("--"))
         if is_dataclass(hint) and os.path.isfile(value):  # no error for text that is too long for a name
             keys_of(Path(value))
@@ -205,12 +208,6 @@ def _refuse_misread(cls: Any, argv: list[str]) -> None:
                     refuse_nested(value, yaml.load(value, Loader=Loader))
             except Misread as error:
                 fail(f"{flag[2:]} = {value}: {str(error).removeprefix('line 1: ')}; set {flag}")
-
-
-def _pairs(argv: list[str]) -> Iterator[tuple[str, str]]:
-    """Flags with what follows them."""
-    split = [piece for part in argv for piece in (part.split("=", 1) if part.startswith("--") else [part])]
-    return ((flag, value) for flag, value in pairwise(split) if flag.startswith("--"))
 
 
 def _dotted(cls: Any, argv: list[str]) -> list[str]:

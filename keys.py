@@ -4,9 +4,10 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -255,6 +256,17 @@ def switched(cls: Any, argv: Sequence[str]) -> list[str]:
         alone = part.startswith("--") and type_of(cls, part[2:]) is bool and after.startswith("--")
         found += [part, "true"] if alone else [part]
     return found
+
+
+def apart(argv: Sequence[str], wanted: Callable[[str], bool]) -> list[str]:
+    """Every argument FLAG=VALUE that is wanted as two."""
+    return [piece for part in argv for piece in (part.split("=", 1) if wanted(part) else [part])]
+
+
+def pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Flags with what follows them."""
+    split = apart(argv, lambda part: part.startswith("--"))
+    return ((flag, value) for flag, value in pairwise(split) if flag.startswith("--"))
 
 
 def type_of(cls: Any, key: str, bounds: bool = False) -> Any:
