@@ -309,9 +309,12 @@ def _within(bounds: list[Any]) -> str:
         found |= asdict(bound) if is_dataclass(bound) and not isinstance(bound, type) else {}
     least = f"{found['ge']}" if "ge" in found else f"above {found['gt']}" if "gt" in found else ""
     most = f"{found['le']}" if "le" in found else f"below {found['lt']}" if "lt" in found else ""
-    words = f"{least} to {most}"
-    if not (least and most):
-        words = least + " at least" * ("ge" in found) or most + " at most" * ("le" in found)
+    if least and most:
+        words = f"{least} to {most}"
+    elif least:
+        words = f"{least} at least" if "ge" in found else least
+    else:
+        words = f"{most} at most" if "le" in found else most
     steps = f"a multiple of {found['multiple_of']}" if "multiple_of" in found else ""
     return "".join(f", {part}" for part in (words, steps) if part)
 
