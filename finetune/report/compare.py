@@ -1,6 +1,7 @@
 """Each method against vanilla, and each model against another: gains and how far they could be chance."""
 
 import json
+import math
 from itertools import combinations
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ class Tested(NamedTuple):
 def comparisons(rows: list[Row]) -> Tested:
     """Methods against vanilla of the same model, and models against each other with the same method."""
     methods = [Pair(row, row.partner, None) for row in rows if row.partner and "gain" in row.values]
-    models = between_models([row for row in rows if row.score == row.score])
+    models = between_models([row for row in rows if not math.isnan(row.score)])
     scores: dict[str, np.ndarray] = {}
     examples: dict[str, int] = {}
     for task in grouped(methods + models, lambda pair: (pair.row.run.stage, pair.row.task, pair.row.settings)).values():
@@ -220,7 +221,7 @@ def by_examples(chance: np.ndarray | None) -> tuple[float, float, float]:
 
 def holm(values: list[float]) -> list[float]:
     """p values corrected for their number (Holm 1979); nan stays and is not counted."""
-    counted = sorted((p, index) for index, p in enumerate(values) if p == p)
+    counted = sorted((p, index) for index, p in enumerate(values) if not math.isnan(p))
     found, least = [float("nan")] * len(values), 0.0
     for rank, (p, index) in enumerate(counted):
         least = max(least, min(1.0, p * (len(counted) - rank)))

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from typing import Any
 
 from finetune.report.compare import Comparison, Tested, holm
@@ -38,7 +39,7 @@ def _write_tests(writer: Any, family: list[Comparison]) -> None:
         if one.against is not None:  # over vanilla the gain is among the rows' own figures
             writer.writerow([*_group(one.row), f"gain against {other}", gain.n, gain.mean, sd])
         for name, value in figures.items():
-            if value == value:
+            if not math.isnan(value):
                 writer.writerow([*_group(one.row), f"{name} against {other}", gain.n, value, "n/a"])
 
 

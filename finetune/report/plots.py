@@ -1,5 +1,6 @@
 """The figures of the report, each with its alternative text and a caption that says what is seen."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ class Plot(NamedTuple):
 
 def scores(rows: list[Row], name: str) -> Plot | None:
     """The main score on test per model x method: a point per seed, the mean as a bar; None where no run has one."""
-    rows = [row for row in rows if row.score == row.score]
+    rows = [row for row in rows if not math.isnan(row.score)]
     if not rows:
         return None
     metric, methods = words(rows[0].metric), ordered(row.method for row in rows)

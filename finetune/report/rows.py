@@ -149,10 +149,11 @@ def masked_shares(run: Run) -> list[float]:
 
 def _against(run: Run, vanilla: Run) -> dict[str, float]:
     mine, theirs = _figures(run), _figures(vanilla)
-    key = f"test_{run.metrics[0]}"
-    found = {"gain": mine[key] - theirs[key]} if key in mine and key in theirs else {}
-    key = f"overall_{run.metrics[0]}"
-    found |= {"overall_gain": mine[key] - theirs[key]} if key in mine and key in theirs else {}
+    found: dict[str, float] = {}
+    for gain, scored in (("gain", "test"), ("overall_gain", "overall")):
+        key = f"{scored}_{run.metrics[0]}"
+        if key in mine and key in theirs:
+            found[gain] = mine[key] - theirs[key]
     if where(run) != where(vanilla):
         return found
     for name, cost in (("slowdown", "step_seconds"), ("memory", "peak_memory_bytes")):
