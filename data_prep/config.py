@@ -10,7 +10,6 @@ from data_prep.assets import ASSETS
 from data_prep.share import Shard
 
 Count = Annotated[int, Field(ge=1)]
-MinChars = Annotated[int, Field(ge=1)]
 
 
 def _known_assets(value: str) -> str:
@@ -43,7 +42,7 @@ class TextConfig:
     """Processes that strip markup. The output is the same for any number."""
     shard: Shard = "0/1"
     """Part i of n, counted from 0: the parts of the input whose number leaves i when divided by n; see merge."""
-    min_chars: MinChars = 40
+    min_chars: Count = 40
     """Characters of plain text below which a page is dropped."""
     overwrite: bool = False
     """Replace documents at `out`, or unfinished ones, that were made from other inputs or settings."""
@@ -102,7 +101,7 @@ class BuildConfig:
     """packed: documents follow each other, long ones go on in the next row; single: one a row, cut or padded."""
     heldout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the documents whose rows are held out from training."""
-    min_chars: MinChars = 40
+    min_chars: Count = 40
     """Characters of plain text below which a page, or a text, of `dumps` is dropped."""
     workers: Count = 1
     """Processes that strip markup and make rows. The output is the same for any number."""

@@ -16,7 +16,8 @@ from finetune.tasks.spec import TaskConfig, distinct
 Count = Annotated[int, Field(ge=1)]
 
 
-def _model_names(value: dict[str, Path]) -> dict[str, Path]:
+def model_names(value: dict[str, Path]) -> dict[str, Path]:
+    """The same. Raises ValueError for a name that cannot be a part of a folder's."""
     for name in value:
         if not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,99}", name) or name in (".", ".."):
             raise ValueError(f"{name!r} cannot name a run's folder, allowed: up to 100 letters, digits and _ . -")
@@ -48,7 +49,7 @@ class FinetuneConfig(MethodsConfig):
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the training rows, 1,000 at most, that chooses the epoch where a task has no two labelled files besides
     them."""
-    models: Annotated[dict[str, Path], Field(min_length=1), AfterValidator(_model_names)]
+    models: Annotated[dict[str, Path], Field(min_length=1), AfterValidator(model_names)]
     """Name -> Hugging Face folder of an encoder with its tokenizer; the name stands in the report."""
     out: Path
     """Folder of the runs, one folder each."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from asa.config import config
-from finetune.config import Count, _model_names
+from finetune.config import Count, model_names
 from finetune.tasks.spec import TaskConfig, distinct
 
 
@@ -91,7 +91,7 @@ class RobustnessConfig(TaskRequest):
     """Largest increase of the loss in a ball around the word embeddings, by long PGD:
     OUT/TASK/REFERENCE/MODEL/metrics.jsonl."""
 
-    models: Annotated[dict[str, Path], Field(min_length=1), AfterValidator(_model_names)]
+    models: Annotated[dict[str, Path], Field(min_length=1), AfterValidator(model_names)]
     """Name -> a run trained with --save_model true, or a Hugging Face folder with a head; the name stands in the
     report."""
     out: Path

@@ -10,8 +10,9 @@ from asa.config import from_dict, to_dict
 from asa.errors import RequestError, WorkError
 from finetune.config import FinetuneConfig
 from finetune.tasks import files
+from finetune.tasks.cells import flag
 from finetune.tasks.files import Row
-from finetune.tasks.rows import FIELD, flag
+from finetune.tasks.rows import FIELD
 from finetune.tasks.spec import STANDARD, HubSource, TaskConfig
 
 FILES = ("train", "dev", "test", "submit")
