@@ -26,7 +26,7 @@ def classes(task: TaskConfig, raw: Raw) -> list[str]:
             f"no file of task {task.name!r} has labels; give --task.train, or the classes by --task.labels"
         )
     values = raw.labels if task.kind != "token" else (label for labels in raw.labels for label in labels)
-    spelt = {canonical(spelling): canonical(name) for spelling, name in task.spellings.items()}
+    spelt = _spelt(task)
     names = {spelt.get(name, name) for name in map(canonical, values)}
     numbers = all(name.isdecimal() and len(name) <= DIGITS for name in names)
     found = sorted(names, key=lambda name: (int(name) if numbers else 0, name != "O", name))
@@ -39,6 +39,11 @@ def classes(task: TaskConfig, raw: Raw) -> list[str]:
         named = f"{flag(task, 'label')}, or name the classes by {flag(task, 'labels')}"
         raise wrong(raw.rows[0], f"column {task.label!r} has one class only, {found[0]!r}", named)
     return found
+
+
+def _spelt(task: TaskConfig) -> dict[str, str]:
+    """The class that each further spelling stands for."""
+    return {canonical(spelling): canonical(name) for spelling, name in task.spellings.items()}
 
 
 def _amount(names: list[str]) -> str | None:
@@ -62,8 +67,7 @@ def indexed(task: TaskConfig, raw: Raw, names: list[str]) -> list[Label] | None:
     # Classes that come from the rows have no order a file could mean by a number; beside a class 1.5, 1 is no place.
     if task.labels and not any(map(_is_number, names)):
         known |= {str(index): index for index in range(len(names))}
-    spelt = {canonical(spelling): canonical(name) for spelling, name in task.spellings.items()}
-    known |= {spelling: known[name] for spelling, name in spelt.items() if name in known}
+    known |= {spelling: known[name] for spelling, name in _spelt(task).items() if name in known}
     found: list[Label] = []
     for row, value in zip(raw.rows, raw.labels, strict=True):
         wanted = [known.get(canonical(part)) for part in (value if task.kind == "token" else [value])]
