@@ -126,8 +126,18 @@ def _recipe(
     ids = List(Value(storage_type(vocabulary.size).name), length=config.length)
     schema = Features({shards.COLUMN: ids}).arrow_schema.serialize().to_pybytes()
     pad, cls, sep, _ = vocabulary.special
-    kept_out = frozenset(title_key(lead.title) for lead in tested), frozenset(text_key(lead.text) for lead in tested)
-    return shards.Recipe(tokenizer, schema, pad, cls, sep, config.length, config.packing, config.heldout, *kept_out)
+    return shards.Recipe(
+        tokenizer=tokenizer,
+        schema=schema,
+        pad=pad,
+        cls=cls,
+        sep=sep,
+        length=config.length,
+        packing=config.packing,
+        heldout=config.heldout,
+        kept_out=frozenset(title_key(lead.title) for lead in tested),
+        kept_out_texts=frozenset(text_key(lead.text) for lead in tested),
+    )
 
 
 def _parts(paths: dict[int, Path], tested: list[leads_file.Lead], config: BuildConfig, space: Workspace) -> list[Part]:

@@ -91,9 +91,20 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
         windows = Ahead(partial(_window, data["train"], config, run.seed))
         held.callback(windows.close)
         session = Session(
-            cell, task, data, engine, method, steps, device, lines, saver, progress,
-            Meter(config.precision == "fp16"), windows, began,
-        )  # fmt: skip
+            cell=cell,
+            task=task,
+            data=data,
+            engine=engine,
+            method=method,
+            steps=steps,
+            device=device,
+            record=lines,
+            saver=saver,
+            progress=progress,
+            meter=Meter(config.precision == "fp16"),
+            windows=windows,
+            began=began,
+        )
         try:
             end = with_waiting(lambda: _finish(session, _fit(session)))
         except (RequestError, WorkError) as error:
