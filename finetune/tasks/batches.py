@@ -16,7 +16,7 @@ from asa.batch import IGNORE, Batch
 from asa.errors import RequestError
 from asa.tokenizer import for_words
 from finetune.tasks.ragged import Ragged
-from finetune.tasks.task import Choices, Kind, Label, Split, Text
+from finetune.tasks.task import Kind, Label, Split, Text
 
 # B rows, C choices, L length
 
@@ -109,7 +109,7 @@ def encode(kind: Kind, split: Split, tokenizer: PreTrainedTokenizerBase, length:
         cut = sum(map(len, split.texts)) - int((labels.numbers_N != IGNORE).sum())
     elif kind == "choice":
         answers = [len(text) for text in split.texts]
-        columns = _segments([_text(answer) for text in split.texts for answer in text], tokenizer, length)  # type: ignore[arg-type]
+        columns = _segments([_text(answer) for text in split.texts for answer in text], tokenizer, length)
     else:
         columns = _segments([_text(text) for text in split.texts], tokenizer, length)
     if split.labels is not None and kind != "token":
@@ -123,9 +123,10 @@ def _padding(tokenizer: PreTrainedTokenizerBase, column: str) -> int:
     return int(known.get(column, 0))
 
 
-def _text(text: Text | Choices) -> tuple[str, ...]:
+def _text(text: Any) -> Text:
+    """A row's, or an answer's: which of the two a split holds follows from the task's kind, not from its type."""
     assert all(isinstance(part, str) for part in text)
-    return text  # type: ignore[return-value]
+    return text
 
 
 def _segments(texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, length: int) -> dict[str, Ragged]:
