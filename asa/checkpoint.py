@@ -189,7 +189,7 @@ def _handed_out(folder: Path | None, name: str) -> Iterator[tuple[str, Tensor]]:
         for key in dist.on_main(lambda: list(file.keys()) if file is not None else []):
             tensor = torch.empty(0) if file is None else file.get_tensor(key)
             shape, dtype = dist.on_main(lambda tensor=tensor: (tensor.shape, tensor.dtype))
-            yield key, dist.from_main_(torch.empty(shape, dtype=dtype) if file is None else tensor)
+            yield key, dist.broadcast_(torch.empty(shape, dtype=dtype) if file is None else tensor)
 
 
 def is_good(folder: Path) -> bool:

@@ -59,14 +59,14 @@ def loss_told() -> Generator[None]:
         raise RankLost(told) from None
 
 
-def sum_(tensor: Tensor) -> Tensor:
+def all_reduce_(tensor: Tensor) -> Tensor:
     """In-place sum over ranks; returns its argument, which may lie on the host, as an offloaded optimizer's does."""
     if world() > 1:
         torch_dist.all_reduce(tensor, group=_hosts() if tensor.device.type == "cpu" else None)
     return tensor
 
 
-def shared_sum(tensor: Tensor) -> Tensor:
+def reduce_scatter(tensor: Tensor) -> Tensor:
     """This rank's share of the sum over ranks: its own of as many equal parts of a row as there are ranks. On the
     engine's device."""
     share = tensor.new_empty(len(tensor) // world())
@@ -93,7 +93,7 @@ def alike(number: int) -> bool:
     return not found.sum()
 
 
-def gather(value: Any) -> list[Any]:
+def all_gather(value: Any) -> list[Any]:
     """Every rank's value, in the order of ranks, on every rank; values are small and picklable."""
     if world() == 1:
         return [value]
@@ -219,7 +219,7 @@ def agreed(work: Callable[[], T]) -> T:
         error = found
     if any_(error is not None):
         deliberate = error is None or isinstance(error, RequestError | WorkError)
-        _raise(error, gather(error if deliberate else repr(error)))
+        _raise(error, all_gather(error if deliberate else repr(error)))
     return done[0]
 
 
@@ -233,7 +233,7 @@ def _raise(error: Exception | None, told: list[Exception | str | None]) -> None:
             raise found if number == 0 else type(found)(f"rank {number}: {found}")
 
 
-def from_main_(tensor: Tensor) -> Tensor:
+def broadcast_(tensor: Tensor) -> Tensor:
     """In place, rank 0's values of a tensor; returns its argument."""
     if world() > 1:
         torch_dist.broadcast(tensor, src=0, group=_hosts() if tensor.device.type == "cpu" else None)

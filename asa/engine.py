@@ -230,7 +230,7 @@ class PlainEngine(Passes):
         super().__init__(module.to(device), optim, steps, torch.device(device))
         if dist.world() > 1:  # heads and adversaries are drawn by each process
             for p in module.parameters():
-                dist.from_main_(p.data)
+                dist.broadcast_(p.data)
         self._scale = LossScale()
         self.optimizer = ClippingAdamW(self.module, optim)
         self._norms = PartNorms(self.optimizer, partitioned=False)
@@ -287,7 +287,7 @@ class PlainEngine(Passes):
         for p in trainable:
             # As under DeepSpeed: what no loss has reached has a gradient of zero, of which Adam's averages take note.
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.sum_(p.grad)
+            dist.all_reduce_(p.grad)
             if self._scale.on:
                 p.grad.div_(self._scale.value)
         rate, scale = self._next_rate(), self._scale.value
@@ -332,7 +332,7 @@ def forget_old_weights() -> None:
 def broken_weight(engine: Engine) -> str | None:
     """The name of a weight that is not finite, the same on every rank; all call it."""
     mine = next((name for name, p in engine.weights().items() if not torch.isfinite(p).all()), None)
-    return next((name for name in dist.gather(mine) if name is not None), None)
+    return next((name for name in dist.all_gather(mine) if name is not None), None)
 
 
 def load_parameters(module: nn.Module, state: dict[str, Tensor]) -> None:

@@ -162,7 +162,7 @@ class PartNorms:
         parts = sorted({part for part, _ in self._squares})
         squares = torch.stack([sum_of(self._squares, part) for part in parts])
         if self._partitioned:
-            dist.sum_(squares)
+            dist.all_reduce_(squares)
         whole = squares.sum()
         shares = squares / whole.where(whole != 0, torch.ones_like(whole))  # where every gradient is zero: 0, not 0/0
         norms = dict(zip(parts, (shares.sqrt() * norm).float(), strict=True))

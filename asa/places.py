@@ -95,7 +95,7 @@ def refusal(error: Exception) -> tuple[int, str] | None:
 
 
 @contextmanager
-def whole(path: Path, advice: str = "give the same command again") -> Generator[Path]:
+def atomic_write(path: Path, advice: str = "give the same command again") -> Generator[Path]:
     """Gives a file beside `path` to write to, in a folder made for it, and puts it in place at the end: `path` is never
     there by half, and what fails leaves nothing.
 

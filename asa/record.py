@@ -28,7 +28,7 @@ from torch import Tensor
 from asa.curves import Curves
 from asa.errors import RequestError, WorkError
 from asa.lines import check, wrong
-from asa.places import fsync, refusal_told, whole
+from asa.places import atomic_write, fsync, refusal_told
 
 NAME = "metrics.jsonl"
 DRAWN = ("train", "eval")  # events whose numbers are curves
@@ -66,7 +66,7 @@ class Record:
             (self.path, "".join(lines)),
             (folder / "environment.json", json.dumps(installed(), indent=1) + "\n"),
         ):
-            with whole(path) as partial:
+            with atomic_write(path) as partial:
                 partial.write_text(text)
         if resume is None:
             shutil.rmtree(self._drawn, ignore_errors=True)
@@ -162,7 +162,7 @@ def _weights_and_biases(project: str, folder: Path, facts: Mapping[str, Any], go
     wandb = importlib.import_module("wandb")  # by name: it is an extra that type checkers need not find
     known = folder / "wandb_id"
     if not (going_on and known.is_file()):
-        with whole(known) as partial:
+        with atomic_write(known) as partial:
             partial.write_text(secrets.token_hex(8))
     settings = {"id": known.read_text(), "name": folder.absolute().name, "resume": "allow", "config": dict(facts)}
     try:

@@ -292,7 +292,7 @@ def _whole_weights(module: nn.Module) -> dict[str, Tensor]:
     if any(hasattr(p, "ds_id") for p in module.parameters()):
         return {}
     trained = ((name, p.detach()) for name, p in module.named_parameters() if p.requires_grad)
-    return {name: dist.from_main_(p.to("cpu", torch.float32, copy=True).contiguous()) for name, p in trained}
+    return {name: dist.broadcast_(p.to("cpu", torch.float32, copy=True).contiguous()) for name, p in trained}
 
 
 def _later(overflow: bool) -> None:

@@ -63,7 +63,7 @@ def _norm(optimizer: Any) -> Tensor:
     """Of the gradients of all ranks, on the host: what DeepSpeed asks of it afterwards waits for no device."""
     norms = [norm_of([sums.flat_partition]) for sums in optimizer.averaged_gradients.values()]
     square = torch.stack(norms).double().square().sum()
-    return dist.sum_(square).sqrt().float().cpu()
+    return dist.all_reduce_(square).sqrt().float().cpu()
 
 
 def _layout(optimizer: Any, group: int) -> Layout:
@@ -120,4 +120,4 @@ def _over_ranks(gradients: Tensor) -> Tensor:
     before it. Of a single process itself."""
     if dist.world() == 1:
         return gradients
-    return dist.shared_sum(gradients.float().div_(dist.world()))
+    return dist.reduce_scatter(gradients.float().div_(dist.world()))

@@ -15,7 +15,7 @@ import torch
 
 from asa.config import config
 from asa.errors import RequestError
-from asa.places import check_folder, refusal_told, whole
+from asa.places import atomic_write, check_folder, refusal_told
 from asa.record import environment, processor, revision
 from cli import parse
 
@@ -70,7 +70,7 @@ def save(request: Recorded, name: str, argv: Sequence[str], table: str) -> None:
     # Two models of one name in different folders make one command when these are cut.
     key = hashlib.sha256("\0".join([*words, *argv]).encode()).hexdigest()[:8]
     title = f"`{command}` ({key})"
-    with _alone(path), whole(path, "set --results") as partial:
+    with _alone(path), atomic_write(path, "set --results") as partial:
         before = path.read_text().split("\n## ")[1:] if path.is_file() else []
         kept = [section.rstrip() for section in before if section.splitlines()[0] != title]
         sections = [*kept, f"{title}\n\n{facts()}\n\n```\n{table.strip()}\n```"]

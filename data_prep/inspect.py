@@ -8,7 +8,7 @@ from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from asa import manifest
-from asa.places import check_file, whole
+from asa.places import atomic_write, check_file
 from asa.tokenizer import load_tokenizer
 from data_prep.config import InspectConfig
 from data_prep.shards import COLUMN, SPLITS
@@ -108,7 +108,7 @@ def _write_page(page: Path, folder: Path, rows: list[Row], figures: dict[str, st
 
     template = jinja2.Template(_TEMPLATE.read_text(encoding="utf-8"), autoescape=True)
     text = template.render(folder=folder, rows=rows, figures=figures, plot=_plot(lengths))
-    with whole(page) as partial:
+    with atomic_write(page) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def model_names(value: dict[str, Path]) -> dict[str, Path]:
-    """The same. Raises ValueError for a name that cannot be a part of a folder's."""
+    """Its argument. Raises ValueError for a name that cannot be a part of a folder's."""
     for name in value:
         if not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,99}", name) or name in (".", ".."):
             raise ValueError(f"{name!r} cannot name a run's folder, allowed: up to 100 letters, digits and _ . -")

@@ -241,7 +241,7 @@ def _evaluate(session: Session, epoch: float) -> None:
     dev, progress, engine, task = session.data["dev"], session.progress, session.engine, session.task
     assert dev.gold is not None
     found = _predicted(session, dev)
-    scores = dist.gather(score(found, dev.gold, task))[0]
+    scores = dist.all_gather(score(found, dev.gold, task))[0]
     _log(session, "eval", {"split": "dev", "epoch": round(epoch, 6), **scores})
     main = task.metrics[0]
     if progress.best is not None and scores[main] <= progress.best.dev[main]:
@@ -255,7 +255,7 @@ def _predicted(session: Session, data: Encoded) -> Predictions:
     """Raises WorkError where a prediction is not finite."""
     config, engine = session.cell.config, session.engine
     found = _guard(config)(lambda: predict(engine.module, data, config.eval_batch, session.device))
-    if not all(dist.gather(found.finite)):
+    if not all(dist.all_gather(found.finite)):
         raise _diverged(session, "a prediction")
     return found
 

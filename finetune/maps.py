@@ -22,7 +22,7 @@ from asa.attention import attach, perturbed
 from asa.biased import fill_empty_rows
 from asa.errors import RequestError
 from asa.methods.asa import Map, attack
-from asa.places import check_file, whole
+from asa.places import atomic_write, check_file
 from asa.signal import Perturb, Site
 from finetune.config import MapsConfig
 from finetune.report.attention import ENDING, Layer, Maps, paint, save, size, told
@@ -43,7 +43,7 @@ def maps(config: MapsConfig) -> None:
     for file in (config.out, numbers):
         check_file(file, "--out")
     found = read(config)
-    with whole(config.out) as partial, drawn_alike({}), warnings.catch_warnings(record=True) as warned:
+    with atomic_write(config.out) as partial, drawn_alike({}), warnings.catch_warnings(record=True) as warned:
         figure = Figure(figsize=size(found), layout="constrained")
         paint(figure, found)
         figure.savefig(partial, dpi=130, format=config.out.suffix[1:])

@@ -42,7 +42,7 @@ class Meter:
         """The means, the same on every rank; the next line begins. All ranks must call it."""
         for name, value in self._sums.items():
             if name != "grad_norm":  # known to every rank as a whole
-                self._sums[name] = dist.sum_(value.clone())
+                self._sums[name] = dist.all_reduce_(value.clone())
         means = numbers({name: value / self._counts[name] for name, value in self._sums.items()})
         scale = {"loss_scale": self._scale, "skipped": self._skipped} if self._dynamic else {}
         self._sums, self._counts, self._skipped = {}, Counter(), 0

@@ -16,7 +16,7 @@ from asa.batch import IGNORE
 from asa.errors import RequestError, WorkError, of_system
 from asa.losses import task_loss
 from asa.model import TaskModel
-from asa.places import whole
+from asa.places import atomic_write
 from finetune.tasks.batches import Encoded, evaluation_batches
 from finetune.tasks.task import Kind, Label, Task
 
@@ -122,7 +122,7 @@ def save_predictions(path: Path, these: Stored) -> None:
         arrays |= {"gold": np.concatenate(gold), "gold_words": np.array([len(row) for row in gold])}
     facts = {"ids": these.ids, "kind": these.predictions.kind, "labels": these.labels, "metrics": list(these.metrics)}
     texts = {name: np.array(value, dtype=np.str_) for name, value in facts.items()}
-    with whole(path) as partial, partial.open("wb") as file:
+    with atomic_write(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays, **texts)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from asa.places import whole
+from asa.places import atomic_write
 from finetune.evaluation_config import RobustnessConfig
 from finetune.predictions import DAMAGED
 from finetune.subject import Subject, attacked
@@ -33,7 +33,7 @@ def radii_of(subject: Subject, rows: np.ndarray, config: RobustnessConfig, facts
         resisted = worst.resisted_E.numpy()
         holds_E[left[resisted]], breaks_E[left[~resisted]] = tried[resisted], tried[~resisted]
     radius_E = config.radius * holds_E / config.radii
-    with whole(path) as partial, partial.open("wb") as file:
+    with atomic_write(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, radius=radius_E, facts=known)
     return radius_E
 

@@ -14,7 +14,7 @@ import torch
 from asa import record
 from asa.errors import RequestError, WorkError
 from asa.hf import weights_sha256
-from asa.places import check_folder, clear, whole
+from asa.places import atomic_write, check_folder, clear
 from asa.record import Record
 from finetune.attack import Worst
 from finetune.claims import in_turn
@@ -167,7 +167,7 @@ def _compare(
         arrays = {"clean": worst.clean_E, "reached": worst.reached_SE, "resisted": worst.resisted_E}
         found = {name: tensor.numpy() for name, tensor in arrays.items()}
         found |= {"radius": radius_E, "increase": worst.increase_E.numpy()}
-        with whole(folder / EXAMPLES) as partial, partial.open("wb") as file:
+        with atomic_write(folder / EXAMPLES) as partial, partial.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, ids=ids, **found)
         end = {**_summary(worst, radius_E), "seconds": round(time.perf_counter() - began, 3)}
         log.end(end)

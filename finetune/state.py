@@ -18,7 +18,7 @@ from asa import checkpoint, dist, manifest
 from asa.engine import Engine
 from asa.errors import WorkError
 from asa.methods import Method
-from asa.places import remove, whole
+from asa.places import atomic_write, remove
 from asa.tokenizer import load_tokenizer
 
 FOLDER = "state"
@@ -90,7 +90,7 @@ class Saver:
 def _put(weights: dict[str, Tensor], file: Path | None) -> str:
     """Write the weights, in place of a file that an earlier process may have left; the file's sha256."""
     assert file is not None
-    with whole(file) as partial:
+    with atomic_write(file) as partial:
         save_file({name: value.contiguous() for name, value in weights.items()}, partial)
         return manifest.file_sha256(partial)
 

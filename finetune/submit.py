@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asa.errors import RequestError
-from asa.places import check_file, whole
+from asa.places import atomic_write, check_file
 from finetune.evaluation_config import SubmitConfig
 from finetune.predictions import FOLDER, STAGES, Stored, load_predictions
 from finetune.saved import finished
@@ -130,5 +130,5 @@ def _write(path: Path, sheets: dict[str, str]) -> None:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sheets.items():
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    with whole(path, "give the same command again, or set another --out") as partial:
+    with atomic_write(path, "give the same command again, or set another --out") as partial:
         partial.write_bytes(packed.getvalue())

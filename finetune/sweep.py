@@ -15,7 +15,7 @@ from asa.adversary import FILE as ADVERSARY_FILE
 from asa.config import from_dict
 from asa.errors import Apart, RequestError, WorkError
 from asa.families import family
-from asa.methods import METHODS, OURS
+from asa.methods import METHODS, OURS, limits
 from asa.methods.limits import rounding, slow_adversary
 from asa.places import check_folder
 from asa.tokenizer import for_words, load_tokenizer, reader_sha256
@@ -261,7 +261,7 @@ def cells_of(given: dict[str, Any], tasks: list[Task], trials: Trials | None) ->
 def plan(
     given: dict[str, Any],
     tasks: list[Task],
-    checked: Callable[[str, Path, int], None],
+    checked: Callable[[str, Path, int], int],
     trial: int | None = None,
 ) -> list[Cell]:
     """The runs, a task after the other and in it a seed after the other, so that what is done is comparable early.
@@ -276,10 +276,11 @@ def plan(
             hf.check_weights(path / ADVERSARY_FILE, f"--models.{name}")
     for spec, task in zip(chosen(config.tasks, config.task), tasks, strict=True):
         own = {method: resolved(given, spec, method) for method in config.methods}
-        for settings in own.values():
+        for method, settings in own.items():
             check(settings, torch.cuda.is_available())  # now, not after hours of runs
+            built = limits.check(method, settings, settings.precision, settings.zero)
             for name, path in settings.models.items():
-                checked(name, path, settings.length)
+                limits.check_depth(built, checked(name, path, settings.length))
         cells += [
             Cell(Run(task.name, model, method, seed, trial), own[method])
             for seed in config.seeds
@@ -289,14 +290,18 @@ def plan(
     return cells
 
 
-def check_model(name: str, path: Path, length: int) -> None:
-    """Raises RequestError for a missing, incomplete or damaged folder, an unsupported family, a tokenizer with more ids
-    than the model, or rows longer than it takes."""
+def check_model(name: str, path: Path, length: int) -> int:
+    """How many layers it has.
+
+    Raises: RequestError for a missing, incomplete or damaged folder, an unsupported family, a tokenizer with more ids
+        than the model, or rows longer than it takes.
+    """
     flag = f"--models.{name}"
     hf.check_reader(path, flag)
     shape = hf.read_config(path)
     if length > (most := family(shape.model_type).longest(shape)):
         raise RequestError(f"length = {length}: {path} takes at most {most} tokens; lower --length")
+    return shape.num_hidden_layers
 
 
 def _line(run: Run, task: Task, end: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from asa import dist, record
 from asa.config import flat, from_dict, save_yaml
 from asa.errors import Apart, RequestError, WorkError
 from asa.methods import OURS, groups_read
-from asa.places import refusal_told, whole
+from asa.places import atomic_write, refusal_told
 from finetune.config import FinetuneConfig, TuneConfig
 from finetune.facts import is_finished, is_same
 from finetune.recipes import merged
@@ -244,7 +244,7 @@ def _choose(config: TuneConfig, work: Sweep, besides: dict[str, Any], failed: Ex
             continue
         best[task] = merged(best[task], one.settings)
         print(_line(one, trials, metrics[task]))
-    with whole(config.out / BEST) as file:
+    with atomic_write(config.out / BEST) as file:
         save_yaml({task: own for task, own in best.items() if task not in {one.task for one in lost}}, file)
     chosen = f"; the best: --config {config.out / BEST}:TASK" if best.keys() - {one.task for one in lost} else ""
     print(f"{config.out / TABLE} has all trials{chosen}")
@@ -302,7 +302,7 @@ def _told(settings: dict[str, Any], between: str) -> str:
 
 
 def _write_table(path: Path, tried: list[Tried]) -> None:
-    with whole(path) as partial, partial.open("w", newline="") as file:
+    with atomic_write(path) as partial, partial.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(COLUMNS)
         for one in tried:

@@ -90,7 +90,7 @@ def diagnose(step: int, losses: list[Tensor], rows: list[NDArray[np.int64]]) -> 
     finite, the gradient and the rows of the whole step."""
     bad = [not bool(torch.isfinite(loss)) for loss in losses]
     mine = [numbers for slot, numbers in enumerate(rows) if bad[slot]] if any(bad[: len(rows)]) else rows
-    told = dist.gather((any(bad), np.concatenate(mine).tolist()))
+    told = dist.all_gather((any(bad), np.concatenate(mine).tolist()))
     faults = [Fault(step, "loss", rank, numbers) for rank, (failed, numbers) in enumerate(told) if failed]
     everyone = [number for _, numbers in told for number in numbers]
     return faults or [Fault(step, "gradient", None, everyone)]

@@ -95,7 +95,7 @@ def peak(device: torch.device, precision: Precision) -> float | None:
 def figures(run: Run, terms: Terms, stats: StepStats, meter: Meter) -> dict[str, Any]:
     """What a log line says of the step. All ranks call it."""
     # Terms may share a tensor (plain MLM: the loss is the task), which must not be summed twice.
-    values: dict[str, Any] = dict(numbers({name: dist.sum_(term.clone()) for name, term in terms.items()}))
+    values: dict[str, Any] = dict(numbers({name: dist.all_reduce_(term.clone()) for name, term in terms.items()}))
     norms = {"": stats.grad_norm, "_model": stats.model_norm, "_adversary": stats.adversary_norm}
     values |= {f"grad_norm{part}": float(norm) for part, norm in norms.items() if norm is not None}
     values |= {"lr": stats.lr, "loss_scale": stats.loss_scale, "skipped": run.faults.skipped}

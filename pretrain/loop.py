@@ -18,7 +18,7 @@ from asa.engine import StepStats, broken_weight
 from asa.errors import NotWritten, RequestError, WorkError
 from asa.methods import At
 from asa.methods.base import add
-from asa.places import whole
+from asa.places import atomic_write
 from asa.record import Record, Value
 from pretrain.config import PretrainConfig
 from pretrain.faults import Fault
@@ -83,7 +83,7 @@ def train(config: PretrainConfig, device: torch.device) -> int:
 def _check_inputs(config: PretrainConfig) -> None:
     """Verify every byte of the shards. Raises RequestError where another machine has other shards or another model."""
     _verify(config)
-    found = dist.gather(inputs(config))
+    found = dist.all_gather(inputs(config))
     for rank, theirs in enumerate(found):
         if wrong := [name for name in theirs if theirs[name] != found[0][name]]:
             flag = setting_of(wrong[0])
@@ -111,7 +111,8 @@ def _open_record(run: Run) -> Record:
 
     def write() -> None:
         made.append(Record(config.out, facts_of(run), resume=run.step or None, wandb=config.wandb))
-        with whole(config.out / "config.yaml") as partial:  # after the record, by which the folder is known as a run's
+        # After the record, by which the folder is known as a run's.
+        with atomic_write(config.out / "config.yaml") as partial:
             save_yaml(config, partial)
 
     dist.on_main(write)

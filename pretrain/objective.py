@@ -88,7 +88,7 @@ class ReplacedTokens:
 
     def prepare(self, engine: Engine, window: list[Batch], beat: Beat) -> tuple[list[Batch], Terms]:
         """One backward of the generator's loss for each micro-batch."""
-        tokens = int(dist.sum_(torch.stack([batch.inputs["attention_mask"].sum() for batch in window]).sum()))
+        tokens = int(dist.all_reduce_(torch.stack([batch.inputs["attention_mask"].sum() for batch in window]).sum()))
         prepared: list[Batch] = []
         terms: Terms = {}
         for batch in window:
@@ -166,7 +166,7 @@ def evaluate(
                 break
             add(sums, {name: value.double() for name, value in objective.count(engine, batch).items()})
     engine.module.train()
-    return None if stopped else objective.scores({name: dist.sum_(value).item() for name, value in sums.items()})
+    return None if stopped else objective.scores({name: dist.all_reduce_(value).item() for name, value in sums.items()})
 
 
 def _ratio(part: float, whole: float) -> float:

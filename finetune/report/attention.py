@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from asa.errors import WorkError
-from asa.places import whole
+from asa.places import atomic_write
 from finetune.report.plots import WIDTH, Plot
 from finetune.report.svg import draw
 from finetune.report.tables import Table
@@ -64,7 +64,7 @@ def save(found: Maps, path: Path) -> None:
         str(number): [None if part is None else np.round(part, 4).tolist() for part in layer]
         for number, layer in found.layers.items()
     }
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(json.dumps({**found._asdict(), "layers": layers}) + "\n")
 
 

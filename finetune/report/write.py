@@ -12,7 +12,7 @@ import yaml
 
 from asa import manifest, record
 from asa.errors import RequestError
-from asa.places import check_folder, whole
+from asa.places import atomic_write, check_folder
 from finetune import predictions
 from finetune.config import ReportConfig
 from finetune.metrics import check_own
@@ -173,5 +173,5 @@ def _alt(text: str) -> str:
 
 def _put(path: Path, content: str | bytes) -> None:
     """A folder's name may hold bytes that are no UTF-8: they are shown as their number."""
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)

@@ -42,12 +42,12 @@ def main(out: Path) -> None:
     rank = dist.rank()
     found: dict[str, Any] = {
         "place": [rank, dist.world(), dist.is_main()],
-        "sum": dist.sum_(torch.tensor([rank + 1.0])).tolist(),
+        "sum": dist.all_reduce_(torch.tensor([rank + 1.0])).tolist(),
         "any": [dist.any_(rank == 1), dist.any_(False)],
         "alike": [dist.alike(2**61 - 2), dist.alike(7 + rank)],
-        "gathered": dist.gather({"rank": rank}),
+        "gathered": dist.all_gather({"rank": rank}),
         "on_main": dist.on_main(lambda: f"made on {rank}"),
-        "from_main": dist.from_main_(torch.tensor([5.0 + rank])).tolist(),
+        "from_main": dist.broadcast_(torch.tensor([5.0 + rank])).tolist(),
         "deliberate": told(RequestError("no such thing")),
         "agreed": [agreed(wrong=1), agreed(wrong=0), dist.agreed(lambda: "made")],
         "unforeseen": told(KeyError("lost")),

@@ -70,8 +70,8 @@ def test_a_process_alone_is_rank_0_of_1_with_a_group_and_without() -> None:
         assert dist.active() == group
         assert (dist.rank(), dist.world(), dist.is_main()) == (0, 1, True)
         value = torch.tensor([2.0])
-        assert dist.sum_(value) is value is dist.from_main_(value)
-        assert (dist.any_(True), dist.any_(False), dist.gather("x")) == (True, False, ["x"])
+        assert dist.all_reduce_(value) is value is dist.broadcast_(value)
+        assert (dist.any_(True), dist.any_(False), dist.all_gather("x")) == (True, False, ["x"])
         assert dist.alike(5)
         assert dist.on_main(lambda: 7) == 7
         dist.barrier()
@@ -131,8 +131,8 @@ def test_a_sum_on_the_host_goes_through_the_hosts_group(monkeypatch: pytest.Monk
     monkeypatch.setattr(dist, "world", lambda: 2)
     monkeypatch.setattr(dist, "_made", ["gloo"])
     monkeypatch.setattr(dist.torch_dist, "all_reduce", lambda tensor, group=None: groups.append(group))
-    dist.sum_(torch.ones(1))
-    dist.sum_(torch.ones(1, device="meta"))
+    dist.all_reduce_(torch.ones(1))
+    dist.all_reduce_(torch.ones(1, device="meta"))
     assert groups == ["gloo", None]
 
 

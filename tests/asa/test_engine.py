@@ -108,7 +108,7 @@ def test_every_process_begins_from_the_weights_of_the_first(monkeypatch: pytest.
     other = {name: p.detach() + 1 for name, p in tiny_module(asa=ASAConfig()).named_parameters()}
     values = iter(other.values())
     monkeypatch.setattr("asa.dist.world", lambda: 2)
-    monkeypatch.setattr("asa.dist.from_main_", lambda tensor: tensor.copy_(next(values)))
+    monkeypatch.setattr("asa.dist.broadcast_", lambda tensor: tensor.copy_(next(values)))
     monkeypatch.setattr("asa.dist.any_", lambda flag: flag)
     engine = tiny_engine(tiny_module(asa=ASAConfig()))
     for name, p in engine.module.named_parameters():

@@ -113,7 +113,7 @@ def test_a_rank_without_a_pass_begins_with_the_others(monkeypatch: pytest.Monkey
     """Else it would leave the others' gradients, which it gets, under their scale."""
     engine = tiny_engine(tiny_module())
     monkeypatch.setattr("asa.dist.any_", lambda flag: True)
-    monkeypatch.setattr("asa.dist.sum_", lambda gradient: gradient.add_(START))
+    monkeypatch.setattr("asa.dist.all_reduce_", lambda gradient: gradient.add_(START))
     stats = engine.step()
     count = sum(p.numel() for p in engine.module.parameters())
     assert (stats.loss_scale, engine._scale.on) == (START, True)

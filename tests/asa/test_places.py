@@ -8,19 +8,19 @@ import pytest
 from safetensors import SafetensorError
 
 from asa.errors import NotWritten, RequestError, WorkError
-from asa.places import check_folder, clear, locked, remove, whole
+from asa.places import atomic_write, check_folder, clear, locked, remove
 
 
 def fail(path: Path, error: BaseException) -> None:
     """As a writer that comes to half of its file."""
-    with whole(path, "set --out") as partial:
+    with atomic_write(path, "set --out") as partial:
         partial.write_text("by half")
         raise error
 
 
 def test_a_file_is_put_in_place_at_the_end_alone(tmp_path: Path) -> None:
     path = tmp_path / "made" / "file.txt"
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text("all")
         assert not path.exists()
     assert path.read_text() == "all"

@@ -167,7 +167,7 @@ def run(name: str, method_name: str, slots: int) -> dict[str, Tensor]:
                 seen[key] = seen.get(key, torch.zeros_like(value)) + value
         seen[f"norm.{step}.{replay}"] = torch.as_tensor(float(engine.step().grad_norm), dtype=torch.float64)
         method.after_step(engine)
-    seen = {key: dist.sum_(value) if key.startswith("term") else value for key, value in seen.items()}
+    seen = {key: dist.all_reduce_(value) if key.startswith("term") else value for key, value in seen.items()}
     state = {f"state.{key}": value.clone() for key, value in method.state_dict().items()}
     return seen | state | {f"weight.{key}": value for key, value in engine.full_state().items()}
 

@@ -277,6 +277,12 @@ def test_a_finished_folder_of_another_kind_is_no_place_for_runs(given: Given, tm
     assert [path.name for path in (tmp_path / "docs").iterdir()] == [manifest.NAME]
 
 
+def test_a_layer_that_the_model_has_not_is_refused_before_anything_is_trained(given: Given, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"the model has layers 0 to 1; set --asa_sparse\.layers"):
+        sweep(given(methods=["vanilla", "asa_sparse"], asa_sparse={"layers": [2]}))
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
 def test_rows_longer_than_the_model_takes_are_refused(given: Given) -> None:
     with pytest.raises(RequestError, match=r"length = 64: .* at most 32 tokens; lower --length"):
         sweep(given(length=64))

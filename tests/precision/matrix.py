@@ -117,7 +117,7 @@ def train(engine: Engine, slots: int, first: int, last: int, norms: list[float] 
     for step in range(first, last):
         dist.seed_all(2, step, dist.rank())
         terms = [method.backward(engine, batch, At(slot, 0))["loss"] for slot, batch in enumerate(window(step, slots))]
-        losses.append(float(dist.sum_(torch.stack(terms).sum())))
+        losses.append(float(dist.all_reduce_(torch.stack(terms).sum())))
         stats = engine.step(norms=True)
         assert stats.applied
         if norms is not None:

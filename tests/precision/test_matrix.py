@@ -59,7 +59,7 @@ def test_two_ranks_whose_gradients_are_summed_at_once_do_so_as_well(two: dict[st
 def test_gradients_are_in_fp32_before_several_ranks_sum_them(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = list[torch.Tensor]()
     monkeypatch.setattr(zero_at_once.dist, "world", lambda: 3)
-    monkeypatch.setattr(zero_at_once.dist, "shared_sum", lambda whole: sent.append(whole))
+    monkeypatch.setattr(zero_at_once.dist, "reduce_scatter", lambda whole: sent.append(whole))
     zero_at_once._over_ranks(torch.full((6,), 1.0, dtype=torch.bfloat16))
     torch.testing.assert_close(sent[0], torch.full((6,), 1 / 3))
 

@@ -61,7 +61,7 @@ def run(family: str, method_name: str, name: str, slots: int) -> dict[str, Tenso
         window, terms = objective.prepare(engine, batches, lambda: None)
         for slot, batch in enumerate(window):
             add(terms, method.backward(engine, batch, At(slot, 0)))
-        seen |= {f"term.{step}.{key}": dist.sum_(value.clone()) for key, value in terms.items()}
+        seen |= {f"term.{step}.{key}": dist.all_reduce_(value.clone()) for key, value in terms.items()}
         seen[f"norm.{step}"] = torch.as_tensor(float(engine.step().grad_norm), dtype=torch.float64)
     return seen | {f"weight.{key}": value for key, value in engine.full_state().items()}
 
