@@ -304,7 +304,7 @@ def test_each_machine_verifies_its_own_shards(
         file.write(b"\x01")
     monkeypatch.setattr(dist, "rank", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(dist, "gather", lambda mine: [None, None, mine])
+    monkeypatch.setattr(dist, "all_gather", lambda mine: [None, None, mine])
     config = replace(request_, data=copy)
     loop._verify(config)
     monkeypatch.setenv("LOCAL_RANK", "0")
