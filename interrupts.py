@@ -1,11 +1,10 @@
 """Ctrl-C as one line wherever it falls. While a command's modules are loaded it waits: libraries make other errors of
-it there. When the command is over it comes too late: of a library's own end it would make a traceback.
-`handled` is for those who end in order instead."""
+it there. When the command is over it comes too late: of a library's own end it would make a traceback."""
 
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Literal
@@ -56,20 +55,6 @@ def held() -> Iterator[None]:
     _phase = before
     if before != "holds":
         due()
-
-
-@contextmanager
-def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Inside, in the main thread, what is to stop a run is the handler's: SIGTERM, SIGINT and SIGHUP."""
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: it goes on without its terminal
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, own in before.items():
-            signal.signal(number, own)
 
 
 def end() -> None:

@@ -58,7 +58,10 @@ def joined(first: Output, second: Output) -> Output:
 
 
 def _cat(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return None if one is None or other is None else torch.cat([one, other])
+    if one is None:
+        return None
+    assert other is not None, "two passes of one model"
+    return torch.cat([one, other])
 
 
 class TaskModel(nn.Module):

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
-from asa.methods import MethodName, MethodsConfig, limits
+from asa.methods import Method, MethodName, MethodsConfig, limits
 from asa.optim import OptimConfig
 from finetune.tasks.spec import TaskConfig, distinct
 
@@ -122,15 +122,15 @@ class TuneConfig(FinetuneConfig):
     are tried evenly, others by their logarithm. Ranges of methods that are not asked for are left out."""
 
 
-def check(config: FinetuneConfig, cuda: bool) -> None:
-    """Refuse settings that exclude each other, or that a method cannot work with. Raises RequestError."""
+def check(config: FinetuneConfig, cuda: bool) -> dict[str, Method]:
+    """The methods of the request by name. Raises RequestError for settings that exclude each other, or that a method
+    cannot work with."""
     if config.engine == "plain" and config.precision != "fp32":
         raise RequestError(f"precision {config.precision} is DeepSpeed's; set --engine deepspeed or --precision fp32")
     if config.engine == "plain" and config.zero:
         raise RequestError(f"zero = {config.zero} is a stage of DeepSpeed; set --engine deepspeed or --zero 0")
     limits.check_precision(config.precision, cuda)
-    for name in config.methods:
-        limits.check(name, config, config.precision, config.zero)
+    return {name: limits.check(name, config, config.precision, config.zero) for name in config.methods}
 
 
 @config

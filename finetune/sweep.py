@@ -277,10 +277,9 @@ def plan(
     for spec, task in zip(chosen(config.tasks, config.task), tasks, strict=True):
         own = {method: resolved(given, spec, method) for method in config.methods}
         for method, settings in own.items():
-            check(settings, torch.cuda.is_available())  # now, not after hours of runs
-            built = limits.check(method, settings, settings.precision, settings.zero)
+            built = check(settings, torch.cuda.is_available())  # now, not after hours of runs
             for name, path in settings.models.items():
-                limits.check_depth(built, checked(name, path, settings.length))
+                limits.check_depth(built[method], checked(name, path, settings.length))
         cells += [
             Cell(Run(task.name, model, method, seed, trial), own[method])
             for seed in config.seeds

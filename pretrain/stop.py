@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from asa import dist
-from interrupts import handled
+from asa.interrupt import handled
 
 
 class Stop:

@@ -11,6 +11,8 @@ import pytest
 
 from tests.mutations import MUTATIONS, Mutation
 
+# Which take Ctrl-C over for the whole process, as is a command's to do and no library's.
+COMMANDS = {"benchmarks/__main__.py", "data_prep/__main__.py", "data_prep/parts.py"}
 ROOT = Path(__file__).parents[1]
 STAGES = ("data_prep", "pretrain", "finetune")
 FOLDERS = ("asa", *STAGES, "launch", "benchmarks")
@@ -87,6 +89,11 @@ def test_the_library_knows_no_stage_no_flags_and_no_environment(file: str) -> No
 def test_stages_meet_in_files_never_in_imports(file: str) -> None:
     others = {*STAGES, "launch", "benchmarks", "tests"} - {file.partition("/")[0]}
     assert imports(parse(file)) & others == set()
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file not in COMMANDS])
+def test_nothing_but_commands_takes_interrupts_over(file: str) -> None:
+    assert "interrupts" not in imports(parse(file))
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file != "asa/zero.py"])

@@ -26,7 +26,7 @@ class Method(Protocol):
     step's totals, detached; added over micro-batches and ranks they are the step's means.
 
     One may also have check_run(precision, zero), which raises RequestError before anything is trained in an arithmetic
-    or at a ZeRO stage that its settings cannot work with; in pre-training also check_depth(layers), of the model's.
+    or at a ZeRO stage that its settings cannot work with, and check_depth(layers) for models of so many.
     """
 
     replays: int

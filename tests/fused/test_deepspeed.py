@@ -31,7 +31,7 @@ def test_fused_steps_are_the_unfused_ones(zero: int, precision: str, tmp_path: P
     assert (fused["launched"], plain["launched"]) == (STEPS * LAYERS, 0)
     # Stage 3 gathers weights by hooks of the modules that have them.
     assert (fused["normed"], plain["normed"]) == (STEPS * LAYERS * 2 * (zero < 3), 0)
-    assert (fused["bent"], plain["bent"]) == (STEPS * LAYERS * (zero < 3), 0)
+    assert (fused["intermediate"], plain["intermediate"]) == (STEPS * LAYERS * (zero < 3), 0)
     of_loss, of_norm = TOLERANCES[precision]
     losses = [[step["task"] for step in run["terms"]] for run in (fused, plain)]
     assert losses[0] == pytest.approx(losses[1], rel=of_loss)

@@ -327,10 +327,10 @@ def test_a_model_that_came_attached_comes_to_the_kernel(taken: list[int], monkey
 
 def test_a_forward_of_ones_own_stays(taken: list[int]) -> None:
     model: Any = tiny("bert").to(DEVICE)  # type: ignore[arg-type]
-    bend = model.base_model.encoder.layer[0].intermediate
-    bend.forward = mine = lambda states: 2 * type(bend).forward(bend, states)
+    part = model.base_model.encoder.layer[0].intermediate
+    part.forward = mine = lambda states: 2 * type(part).forward(part, states)
     attach(model)
-    assert bend.forward is mine
+    assert part.forward is mine
     found = outputs(model.eval())
     assert len(taken) == LAYERS - 1
     is_torchs(model, found)
@@ -373,10 +373,10 @@ def test_autocast_and_a_frozen_bias(taken: list[int]) -> None:
 
 def test_gradients_by_functions_are_left_to_torch(taken: list[int]) -> None:
     model = attached()
-    bend = model.base_model.encoder.layer[0].intermediate
-    states = torch.randn(2, bend.dense.in_features, device=DEVICE)
+    part = model.base_model.encoder.layer[0].intermediate
+    states = torch.randn(2, part.dense.in_features, device=DEVICE)
     with perturbed(model):
-        torch.func.grad(lambda x: bend(x).sum())(states)
+        torch.func.grad(lambda x: part(x).sum())(states)
     assert taken == []
 
 

@@ -50,7 +50,7 @@ def run(zero: int, precision: Precision, device: torch.device) -> dict[str, Any]
         sizes.append({"model": float(stats.model_norm), "adversary": float(stats.adversary_norm)})
     launch.forward, norms.run, activations.run = forward, launch_large, launch_large
     found = {"terms": terms, "norms": sizes[-1], "launched": len(launched)}
-    kernels = {"normed": norms.norm_kernel, "bent": activations.gelu_gradient_kernel}
+    kernels = {"normed": norms.norm_kernel, "intermediate": activations.gelu_gradient_kernel}
     return found | {name: large.count(kernel) for name, kernel in kernels.items()}
 
 
