@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from asa import manifest
 from asa.errors import RequestError, WorkError
+from tests.refusing import refuse_place
 
 
 @pytest.fixture
@@ -265,16 +266,10 @@ def test_what_is_left_of_an_attempt_that_failed_and_was_killed_blocks_no_later_o
 def test_what_was_replaced_comes_back_where_the_new_one_cannot_take_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, rename = tmp_path / "out", Path.rename
+    out = tmp_path / "out"
     out.mkdir()
     (out / "old").touch()
-
-    def refuse(path: Path, target: Path) -> Path:
-        if path.name == "out" and path.parent.name == "out.partial":
-            raise OSError(5, "input/output error")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", refuse)
+    refuse_place(monkeypatch, OSError(5, "input/output error"))
     with pytest.raises(OSError, match="input/output error"), manifest.staging(out):
         pass
     assert (out / "old").is_file()

@@ -26,6 +26,7 @@ from data_prep.parts import Part, run
 from data_prep.workspace import Workspace, discard, workspace
 from tests import stopping
 from tests.data_prep.conftest import content, dump_xml, page_xml, prose
+from tests.refusing import refuse_place
 
 MADE_FROM = {"settings": 1}
 
@@ -158,16 +159,10 @@ def test_what_a_kill_after_publishing_leaves_does_not_end_a_later_replacement(tm
 def test_what_stood_there_is_back_where_the_new_folder_cannot_take_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, rename = tmp_path / "out", Path.rename
+    out = tmp_path / "out"
     out.mkdir()
     (out / "first").touch()
-
-    def refuse(path: Path, target: Path) -> Path:
-        if path.parent.name == "out.partial" and path.name == "out":
-            raise OSError(28, "No space left on device")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", refuse)
+    refuse_place(monkeypatch, OSError(28, "No space left on device"))
     with pytest.raises(WorkError, match="run the same command again"), workspace(out, MADE_FROM, False) as space:
         finish(space)
     assert [path.name for path in out.iterdir()] == ["first"]
