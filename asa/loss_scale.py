@@ -1,6 +1,6 @@
 """The loss scale of fp16 passes: what a loss is multiplied by, so that small gradients are not rounded to nothing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,15 @@ class Scaled:
         self._ascents += [(loss.detach(), gradient.sum()) for gradient in gradients]
 
     def overflowed(self, applied: bool) -> bool:
-        """After an update that was made or left out: whether the scale was too high for it. All ranks call it."""
+        """After an update that was made or left out: whether the scale was too high for it, on any rank. It is not to
+        blame where a loss is not finite, but for one that may have come from an ascent, whose own loss is finite and
+        whose gradient is not. All ranks call it."""
         losses, ascents, self._losses, self._ascents = self._losses, self._ascents, [], []
-        return not applied and overflowed(losses, ascents)
+        if applied:
+            return False
+        fault = dist.any_(any(not torch.isfinite(loss) for loss in losses))
+        climbed = dist.any_(any(bool(torch.isfinite(loss)) and not torch.isfinite(total) for loss, total in ascents))
+        return climbed or not fault
 
 
 class LossScale(Scaled):
@@ -81,11 +87,3 @@ def check_lower(scale: float, mend: str) -> None:
 def in_fp16(device: str) -> bool:
     """Whether autocast of fp16 is around."""
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
-
-
-def overflowed(losses: Iterable[Tensor], ascents: Iterable[tuple[Tensor, Tensor]]) -> bool:
-    """Whether the loss scale is to blame for gradients that are not finite, on any rank: the losses are, or an ascent,
-    whose loss is, has given a gradient that is not, from which a loss may have come. All ranks call it."""
-    fault = dist.any_(any(not torch.isfinite(loss) for loss in losses))
-    climbed = dist.any_(any(bool(torch.isfinite(loss)) and not torch.isfinite(total) for loss, total in ascents))
-    return climbed or not fault

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from types import FrameType
 from typing import IO, NamedTuple
 
-from asa.interrupt import handled
+from asa.stop_signals import handled
 from launch.session import Remote, Session
 
 TICK = 0.2  # seconds between two looks at the processes

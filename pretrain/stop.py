@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from asa import dist
-from asa.interrupt import handled
+from asa.stop_signals import handled
 
 
 class Stop:
