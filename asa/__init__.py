@@ -9,10 +9,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asa.adversary import Adversaries, ASAConfig
     from asa.attention import attach, detach, perturbed
+    from asa.batch import Batch
+    from asa.engine import PlainEngine
+    from asa.methods import At, MethodsConfig, build_method
     from asa.model import Output, TaskModel
+    from asa.optim import OptimConfig
     from asa.signal import Perturb, Site
 
-__all__ = ["ASAConfig", "Adversaries", "Output", "Perturb", "Site", "TaskModel", "attach", "detach", "perturbed"]
+__all__ = [
+    "ASAConfig",
+    "Adversaries",
+    "At",
+    "Batch",
+    "MethodsConfig",
+    "OptimConfig",
+    "Output",
+    "Perturb",
+    "PlainEngine",
+    "Site",
+    "TaskModel",
+    "attach",
+    "build_method",
+    "detach",
+    "perturbed",
+]
 
 _HOMES = {
     "ASAConfig": "asa.adversary",
@@ -20,8 +40,14 @@ _HOMES = {
     "attach": "asa.attention",
     "detach": "asa.attention",
     "perturbed": "asa.attention",
+    "Batch": "asa.batch",
+    "PlainEngine": "asa.engine",
+    "At": "asa.methods",
+    "MethodsConfig": "asa.methods",
+    "build_method": "asa.methods",
     "Output": "asa.model",
     "TaskModel": "asa.model",
+    "OptimConfig": "asa.optim",
     "Perturb": "asa.signal",
     "Site": "asa.signal",
 }

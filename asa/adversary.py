@@ -76,6 +76,11 @@ class ASAConfig:
         return (self.mask, self.heads, self.masked_score) == ("hard", "shared", "shifted")
 
     @classmethod
+    def pretraining(cls) -> "ASAConfig":
+        """The defaults with the paper's tau of pre-training; that of fine-tuning is the class's own."""
+        return cls(tau=0.1)
+
+    @classmethod
     def released(cls, **changes: Any) -> "ASAConfig":
         """The authors' program exactly, its defects included."""
         values: dict[str, Any] = {
@@ -233,6 +238,13 @@ def saved_config(folder: Path) -> ASAConfig:
         raise RequestError(f"{folder / FILE} is no saved adversary ({error}); give another folder") from None
 
 
+def check_saved(folder: Path, config: ASAConfig) -> None:
+    """Raises RequestError where the adversary beside a model is of another kind of map, or there is none."""
+    heads = saved_config(folder).heads
+    if heads != config.heads:
+        raise RequestError(f"{folder / FILE} has heads {heads!r}, not {config.heads!r}; set --asa.heads")
+
+
 class Adversaries(nn.ModuleList):
     """One Adversary per self-attention layer, indexed bottom to top."""
 
@@ -252,9 +264,7 @@ class Adversaries(nn.ModuleList):
     def load_pretrained(self, folder: Path | str) -> None:
         """Read what save_pretrained wrote. Raises RequestError where there is none, or another shape or kind of map."""
         folder = Path(folder)
-        heads = saved_config(folder).heads
-        if heads != self.config.heads:
-            raise RequestError(f"{folder / FILE} has heads {heads!r}, not {self.config.heads!r}; set --asa.heads")
+        check_saved(folder, self.config)
         state = load_file(folder / FILE)
         try:
             self.load_state_dict(state)

@@ -19,6 +19,33 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from asa.errors import RequestError
 
 T = TypeVar("T")
+# What Trainer's arguments and run_glue, run_mlm call what our commands call otherwise.
+HUGGING_FACE = {
+    "learning_rate": ("optim.lr",),
+    "warmup_ratio": ("optim.warmup",),
+    "adam_epsilon": ("optim.eps",),
+    "max_grad_norm": ("optim.clip",),
+    "num_train_epochs": ("epochs",),
+    "per_device_train_batch_size": ("micro_batch",),
+    "per_device_eval_batch_size": ("eval_batch",),
+    "gradient_accumulation_steps": ("micro_batch",),
+    "max_seq_length": ("length",),
+    "max_train_samples": ("train_rows",),
+    "model_name_or_path": ("model", "models"),
+    "output_dir": ("out",),
+    "task_name": ("tasks",),
+    "train_file": ("task.train", "data"),
+    "validation_file": ("task.dev",),
+    "test_file": ("task.test",),
+    "mlm_probability": ("mask_share",),
+    "logging_steps": ("log_every",),
+    "eval_steps": ("eval_every", "evals_per_epoch"),
+    "save_steps": ("save_every",),
+    "save_total_limit": ("keep",),
+    "fp16": ("precision",),
+    "bf16": ("precision",),
+    "gradient_checkpointing": ("activation_checkpointing",),
+}
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -35,14 +62,25 @@ def to_dict(value: Any) -> dict[str, Any]:
 
 
 def from_dict(cls: type[T], values: dict[str, Any], *, prefix: str = "") -> T:
-    """Build `cls`, raising RequestError with one line per wrong field (key, value, allowed range, flag).
+    """Build `cls`, raising RequestError with one line per wrong field (key, value, allowed range, flag). A group of
+    which some keys are given keeps the others of the field's default, which may be other than the group's own.
 
     Args: prefix goes before the keys in messages, as "outside." where `values` are a request's key `outside`.
     """
     try:
-        return pydantic.TypeAdapter(cls).validate_python(values)
+        return pydantic.TypeAdapter(cls).validate_python(_filled(cls, values))
     except pydantic.ValidationError as error:
         raise RequestError("; ".join(_explain(cls, item, prefix) for item in error.errors())) from None
+
+
+def _filled(default: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Values with what their groups leave out. Args: default, a config class or an instance of one."""
+    filled = dict(values)
+    for field in dataclasses.fields(default):
+        group, given = getattr(default, field.name, None), values.get(field.name)
+        if dataclasses.is_dataclass(group) and isinstance(given, dict):
+            filled[field.name] = to_dict(group) | _filled(group, cast("dict[str, Any]", given))
+    return filled
 
 
 def save_yaml(value: Any, path: Path) -> None:
@@ -79,8 +117,11 @@ def did_you_mean(hint: Sequence[str]) -> str:
 
 
 def nearest(key: str, keys: Sequence[str]) -> list[str]:
-    """The key most like `key`, or the only one that ends in it, after a dot; empty for none."""
-    alike = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    """The key that Hugging Face calls `key`, or the one most like it, or the only one that ends in it, after a dot;
+    empty for none."""
+    if meant := [known for known in HUGGING_FACE.get(key, ()) if known in keys]:
+        return meant[:1]
+    alike = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     ending = [known for known in keys if known.endswith(f".{key}")]
     close = difflib.get_close_matches(key, alike, cutoff=0.65)
     return ending if len(ending) == 1 and not close else alike

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import pickle
+import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,7 +42,7 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     Args: length and vocab are the tokens per row and the ids it must be able to read.
     """
     if not folder.is_dir():
-        raise RequestError(f"there is no folder {folder}; give a Hugging Face model folder by {flag}")
+        raise RequestError(f"there is no folder {folder}; give a Hugging Face model folder by {flag}{_fetched(folder)}")
     if not (folder / "config.json").is_file():
         raise RequestError(f"{folder} has no config.json; give a Hugging Face model folder by {flag}")
     if not any((folder / name).is_file() for name in WEIGHTS):
@@ -62,6 +63,14 @@ def check_model(folder: Path, flag: str, length: int = 1, vocab: int = 1) -> Non
     pickled = not parts and not (folder / WEIGHTS[0]).is_file()
     for name in [WEIGHTS[2]] if pickled else sorted({WEIGHTS[0], *parts}):
         check_weights(folder / name, flag)
+
+
+def _fetched(folder: Path) -> str:
+    """How the hub's model of that name becomes a folder; empty for what cannot be one's name."""
+    named = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(folder))
+    if not named or (named[1] and folder.parent.exists()):
+        return ""
+    return f"; the hub's is fetched by: hf download {folder} --local-dir models/{folder.name}"
 
 
 def _parts(folder: Path, flag: str) -> set[str]:

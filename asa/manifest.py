@@ -187,7 +187,8 @@ def _content(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     path = folder / NAME
     mend = "make the folder anew" + ("" if flag else ", or remove that file if the change is yours")
     if not path.is_file():
-        raise RequestError(f"{folder} has no {NAME}, so it is no finished {kind} folder; remake it or set {flag}")
+        mend = f"give {folder / kind} by" if (folder / kind / NAME).is_file() else "remake it or set"
+        raise RequestError(f"{folder} has no {NAME}, so it is no finished {kind} folder; {mend} {flag}")
     try:
         text = path.read_bytes().decode()
         content = json.loads(text)

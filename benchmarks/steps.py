@@ -31,7 +31,7 @@ MASK_SHARE = 0.15
 VANILLA, ASA, STOCK, TWIN, ALL = "vanilla", "asa", "stock", "twin", "all"
 PEERS = (STOCK, TWIN)
 PAIRS = ((ASA, VANILLA), (VANILLA, STOCK), (ASA, STOCK))
-OPTIONS = MethodsConfig(asa=ASAConfig(tau=0.1))
+OPTIONS = MethodsConfig(asa=ASAConfig.pretraining())
 COUNTS = {"freelb": "passes", "pgd": "ascents", "smart": "ascents"}  # what N is in the step freelb-N
 MOST = 100
 Backward = Callable[[], Any]

@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,18 @@ def row_groups(path: Path, size: int) -> Iterator[tuple[int, int, int]]:
             first, weight = group + 1, 0
 
 
-def document(row: Any, place: str, source: str | Path) -> Document:
+def document(row: Any, place: str, source: str | Path, where: Callable[[], str] | None = None) -> Document:
     """A row as a document; `place` stands for an id it lacks, the id for a title it lacks, `of_text` for both.
 
+    Args: where, what messages call the row's place; None: `place`.
     Raises: WorkError, with the source, for a row without text.
     """
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
+        keys = f" and not {', '.join(map(str, row))}" if isinstance(row, dict) and row and "text" not in row else ""
         raise WorkError(
-            f"{source}: {place} has no text: each row must be an object with the key text, a string; mend the file"
+            f"{source}: {where() if where else place} has no text: each row must be an object with the key text{keys},"
+            " a string; mend the file"
         )
     given = row.get("id")
     text, name = sound(text).strip(), "" if given is None else sound(str(given))
@@ -74,16 +77,25 @@ def _jsonl(span: Span, label: str) -> Iterator[Document]:
         if place >= span.stop:
             return
         if line.strip():
-            yield _parsed(line, f"{label}:{place}", span.path)
+            yield _parsed(line, f"{label}:{place}", span.path, lambda place=place: _line_at(span.path, place))
 
 
-def _parsed(line: bytes, place: str, path: Path) -> Document:
+def _line_at(path: Path, place: int) -> str:
+    """The line that begins at a byte, as editors count them."""
+    lines, left = 1, place
+    with path.open("rb") as file:
+        while left and (piece := file.read(min(left, _CHUNK))):
+            lines, left = lines + piece.count(b"\n"), left - len(piece)
+    return f"line {lines}"
+
+
+def _parsed(line: bytes, place: str, path: Path, where: Callable[[], str]) -> Document:
     if b"\0" in line:  # JSON spells a zero; bare ones are UTF-16 or UTF-32
-        raise WorkError(f"{path}: {place} is not UTF-8; convert it to UTF-8")
+        raise WorkError(f"{path}: {where()} is not UTF-8; convert it to UTF-8")
     try:
-        return document(json.loads(line), place, path)
+        return document(json.loads(line), place, path, where)
     except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
-        raise WorkError(f"{path}: {place} is no JSON ({error}); mend the file") from None
+        raise WorkError(f"{path}: {where()} is no JSON ({error}); mend the file") from None
 
 
 def _zst(span: Span, label: str) -> Iterator[Document]:
@@ -92,7 +104,8 @@ def _zst(span: Span, label: str) -> Iterator[Document]:
     with _damage(span.path), pa.CompressedInputStream(pa.OSFile(str(span.path)), "zstd") as stream:
         for number, line in enumerate(io.BufferedReader(stream)):
             if line.strip():
-                yield _parsed(line, f"{label}:line {number + 1}", span.path)
+                at = f"line {number + 1}"
+                yield _parsed(line, f"{label}:{at}", span.path, lambda at=at: at)
 
 
 def _txt(span: Span, label: str) -> Iterator[Document]:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
-from asa.methods import Method, MethodName, MethodsConfig, limits
+from asa.methods import Method, MethodName, MethodsConfig, build_method, limits
 from asa.optim import OptimConfig
 from finetune.tasks.spec import TaskConfig, distinct
 
@@ -130,7 +130,7 @@ def check(config: FinetuneConfig, cuda: bool) -> dict[str, Method]:
     if config.engine == "plain" and config.zero:
         raise RequestError(f"zero = {config.zero} is a stage of DeepSpeed; set --engine deepspeed or --zero 0")
     limits.check_precision(config.precision, cuda)
-    return {name: limits.check(name, config, config.precision, config.zero) for name in config.methods}
+    return {name: build_method(name, config, config.precision, config.zero) for name in config.methods}
 
 
 @config
@@ -138,7 +138,8 @@ class MapsConfig:
     """Draw what every layer attends to in a sentence, what its adversary masks, and attention under that mask."""
 
     model: Path
-    """Folder of a model with its adversary.safetensors, as `pretrain export` writes it for an ASA run."""
+    """A model with its adversary.safetensors: the folder that `pretrain export` writes for an ASA run, or a run of
+    fine-tuning with asa that kept its model."""
     text: Annotated[str, Field(min_length=1)]
     """Any sentence."""
     out: Path
@@ -149,7 +150,7 @@ class MapsConfig:
     head: Annotated[int, Field(ge=0)] | None = None
     """Attention head to draw, the first one 0; null: the mean over all heads."""
     beside: Path | None = None
-    """Folder of a second model with the same tokenizer, whose attention is drawn beside."""
+    """A second model with the same tokenizer, a folder or a run too, whose attention is drawn beside."""
 
 
 @config

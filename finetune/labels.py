@@ -14,6 +14,7 @@ from asa.errors import RequestError
 Merge = Literal["sum", "max"]
 _NUMBERED = re.compile(r"(?:label-)?(\d{1,9})")
 _NOT_ENTAILED = "non-entailment"
+SHOWN = 8  # pairs of classes in a line
 
 
 def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, str], where: str) -> list[int]:
@@ -55,6 +56,23 @@ def label_map(theirs: Sequence[str], ours: Sequence[str], given: Mapping[str, st
         mend = "set --map for the others too, or leave the task out" if given else "leave the task out"
         raise RequestError(f"{where} never predicts {lost[0]!r}, its classes are {', '.join(theirs)}; {mend}")
     return found
+
+
+def by_number_note(
+    theirs: Sequence[str], ours: Sequence[str], places: Sequence[int], given: Mapping[str, str], where: str
+) -> str:
+    """A line on the classes that `label_map` has put together by their numbers, of which one side has no name: they may
+    be in another order there. Empty for none. Args: places, what it gave, or nothing where classes are no one's; the
+    others, what it got."""
+    pairs = [(name, ours[place]) for name, place in zip(theirs, places, strict=False) if name not in given]
+    told = [f"{name} -> {own}" for name, own in pairs if _numbers([name]) != _numbers([own])]
+    if not told:
+        return ""
+    more = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+    return (
+        f"note: {where}: {', '.join(told[:SHOWN])}{more}, by their numbers; where the order is another, set"
+        f" --map.{told[0].split(' -> ')[0]}"
+    )
 
 
 def refuse_map(given: Mapping[str, str], task: str, kind: str) -> None:

@@ -6,6 +6,7 @@ A picture as ASA's Figures 1 and 6, for any text and any folder that holds a mod
 import re
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from asa.signal import Perturb, Site
 from finetune.config import MapsConfig
 from finetune.report.attention import ENDING, Layer, Maps, paint, save, size, told
 from finetune.report.svg import drawn_alike
+from finetune.saved import folder_of
 
 # H heads, L length (queries, then keys)
 
@@ -67,6 +69,8 @@ def _undrawn(warned: list[warnings.WarningMessage]) -> Iterator[str]:
 
 def read(config: MapsConfig) -> Maps:
     """The maps of the chosen layers on the text. The attack of a layer reaches those above."""
+    own, beside = folder_of(config.model, "--model")[0], config.beside and folder_of(config.beside, "--beside")[0]
+    config = replace(config, model=own, beside=beside)
     tokens, inputs = _tokens(config.model, config.text, "--model")
     if not (config.model / ADVERSARY_FILE).is_file():
         raise RequestError(

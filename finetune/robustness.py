@@ -19,6 +19,7 @@ from asa.record import Record
 from finetune.attack import Worst
 from finetune.claims import in_turn
 from finetune.evaluation_config import RobustnessConfig
+from finetune.labels import by_number_note
 from finetune.lineage import check_unseen, scored_ones, trained_on_note
 from finetune.radii import RADII, radii_of
 from finetune.saved import Saved, find, kept, length_of, replaceable, tasks_of
@@ -50,7 +51,9 @@ def robustness(config: RobustnessConfig) -> None:
             check_unseen(one.folder, one.run, task, config.split)  # as all see it now, not each as its own run did
             if note := trained_on_note(one.folder, one.run, task, [config.split]):
                 print(note, flush=True)
-            places_of(name, one, task, config)
+            places = places_of(name, one, task, config)
+            if note := by_number_note(one.labels, task.labels, places, config.map, str(one.folder)):
+                print(note, flush=True)
             folder, facts = _record(name, one, task, config, _facts(task, saved, config))
             if not kept(folder, facts, config.overwrite):
                 replaceable(folder, "robustness")

@@ -79,24 +79,33 @@ def finished(folder: Path, flag: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return events[0], events[-1]
 
 
+def folder_of(path: Path, flag: str) -> tuple[Path, dict[str, Any]]:
+    """The folder of a run's saved model and the run's start line; for one without a record itself and nothing.
+
+    Raises: RequestError where the run is unfinished or has kept none; WorkError where a saved file is damaged.
+    """
+    if not (path / record.NAME).is_file():
+        return path, {}
+    start, _ = finished(path, flag)
+    folder = path / "model"
+    if not folder.is_dir():
+        stage = start.get("stage")
+        why = (
+            "has kept no model; run it again with --save_model true, or"
+            if stage in (None, "finetune")
+            else f"is of stage {stage}, which keeps no model;"
+        )
+        raise RequestError(f"{path} {why} set {flag}")
+    manifest.verify(folder, "model", flag)
+    return folder, start
+
+
 def find(path: Path, flag: str) -> Saved:
     """The model in a run's folder or in a Hugging Face folder, which may be a run's too.
 
     Raises: RequestError where there is none or it has no head for a task; WorkError where a saved file is damaged.
     """
-    folder, start = path, dict[str, Any]()
-    if (path / record.NAME).is_file():
-        start, _ = finished(path, flag)
-        folder = path / "model"
-        if not folder.is_dir():
-            stage = start.get("stage")
-            why = (
-                "has kept no model; run it again with --save_model true, or"
-                if stage in (None, "finetune")
-                else f"is of stage {stage}, which keeps no model;"
-            )
-            raise RequestError(f"{path} {why} set {flag}")
-        manifest.verify(folder, "model", flag)
+    folder, start = folder_of(path, flag)
     hf.check_reader(folder, flag)
     run = run_of(folder)
     if run and start:

@@ -18,7 +18,7 @@ from asa.places import check_folder, clear
 from asa.record import Record
 from finetune.claims import in_turn
 from finetune.evaluation_config import ScoreConfig
-from finetune.labels import Merge, label_map, merged, refuse_map
+from finetune.labels import Merge, by_number_note, label_map, merged, refuse_map
 from finetune.lineage import scored_ones, trained_on_note
 from finetune.metrics import score
 from finetune.predictions import FOLDER, Predictions, as_wide, by_row, predict, save_predictions, stored
@@ -60,6 +60,9 @@ def score_all(config: ScoreConfig) -> None:
             replaceable(one.folder, "score")
     for one in pairs:
         if note := trained_on_note(one.saved.folder, one.saved.run, one.task, scored(one.task.splits)):
+            print(note, flush=True)
+        where = str(one.saved.folder)
+        if note := by_number_note(one.saved.labels, one.task.labels, one.places, config.map, where):
             print(note, flush=True)
     for saved in models:
         mine = [one for one in pairs if one.saved is saved]

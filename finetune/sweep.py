@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from asa import dist, hf, manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
+from asa.adversary import check_saved
 from asa.config import from_dict
 from asa.errors import Apart, RequestError, WorkError
 from asa.families import family
@@ -52,6 +53,8 @@ class Sweep:
         check_folder(config.out, "--out")
         manifest.check_free(config.out, "--out")
         self.models = config.models
+        for name, path in config.models.items():  # before tasks, of which the hub's take minutes
+            hf.check_model(path, f"--models.{name}")
         self.tasks = tasks_of(config)
         if trials is not None:
             self.tasks = {name: unscored(task) for name, task in self.tasks.items()}
@@ -280,6 +283,9 @@ def plan(
             built = check(settings, torch.cuda.is_available())  # now, not after hours of runs
             for name, path in settings.models.items():
                 limits.check_depth(built[method], checked(name, path, settings.length))
+                exported = config.adversary == "exported" and (path / ADVERSARY_FILE).is_file()
+                if exported and built[method].uses_adversary:
+                    check_saved(path, settings.asa)
         cells += [
             Cell(Run(task.name, model, method, seed, trial), own[method])
             for seed in config.seeds

@@ -14,7 +14,7 @@ from asa.config import config
 from asa.engine import Precision
 from asa.errors import RequestError
 from asa.families import family
-from asa.methods import OURS, Method, MethodName, MethodsConfig, limits
+from asa.methods import OURS, Method, MethodName, MethodsConfig, build_method, limits
 from asa.optim import OptimConfig
 from asa.tokenizer import encoder_sha256, load_tokenizer, vocab_sha256
 from pretrain.masking import Masking
@@ -73,7 +73,7 @@ class PretrainConfig(MethodsConfig):
     """Compute each layer's activations again in the backward pass: about a third more time, far less memory."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
-    asa: ASAConfig = ASAConfig(tau=0.1)
+    asa: ASAConfig = ASAConfig.pretraining()
     """Settings of the methods with ASA in their names, Adversarial Self-Attention."""
     rtd: RTDConfig = RTDConfig()
     """Settings of objective rtd, replaced-token detection."""
@@ -177,7 +177,7 @@ def _check_out(config: PretrainConfig) -> None:
 
 def _check_method(config: PretrainConfig) -> Method:
     name = config.method
-    method = limits.check(name, config, config.precision, config.zero)
+    method = build_method(name, config, config.precision, config.zero)
     if method.replays > 1 and config.objective == "rtd":
         raise RequestError(
             f"method {name} replays a window that the generator learns from once only; set --objective mlm"

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from asa import hf, manifest
 from asa.adversary import FILE as ADVERSARY_FILE
-from asa.adversary import Adversaries
+from asa.adversary import Adversaries, ASAConfig
 from asa.batch import Kind
 from asa.config import flat, to_dict
 from asa.engine import Engine, Precision, forget_old_weights
@@ -30,7 +30,7 @@ from asa.integrations.refusals import (
 )
 from asa.integrations.search import SearchingTrainer
 from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
-from asa.methods import METHODS, At, MethodsConfig, groups_read, limits
+from asa.methods import METHODS, At, MethodsConfig, build_method, groups_read
 from asa.model import TaskModel
 from asa.typed import fork_rng
 
@@ -39,12 +39,13 @@ COMPARED = 8  # micro-batches whose loss by the model's own forward is looked at
 
 
 class AdversarialTrainer(SearchingTrainer):
-    """A Trainer that trains by `method`, a name of asa.methods.METHODS; everything else is Trainer's own.
+    """A Trainer that trains by `method`, a name of asa.methods.METHODS or MODULE:BUILDER; all else is Trainer's own.
 
         AdversarialTrainer(model, args, train_dataset=rows, processing_class=tokenizer, method="asa").train()
 
     Args beyond Trainer's, all of which it takes: method; options, the settings of all methods, of which the method
-    reads its own; kind, the task, where the model's class does not tell it.
+    reads its own (without them the defaults; for masked LM ASA's are those of pre-training); kind, the task, where the
+    model's class does not tell it.
 
     The model stays an ordinary one: evaluation, prediction and best-model selection run it unperturbed, saving writes
     an ordinary folder with the adversary in adversary.safetensors beside it. Checkpoints hold the optimizer's and the
@@ -85,12 +86,15 @@ class AdversarialTrainer(SearchingTrainer):
         kind: Kind | None = None,
         **keywords: Any,
     ) -> None:
-        if method not in list(METHODS):  # of whatever type it is
-            raise RequestError(f"method {method!r} is unknown; set method= to one of {', '.join(METHODS)}")
+        outside = ":" in str(method)  # which build_method loads
+        if method not in list(METHODS) and not outside:  # of whatever type it is
+            raise RequestError(
+                f"method {method!r} is unknown; set method= to one of {', '.join(METHODS)}, or MODULE:BUILDER"
+            )
         refuse_types(model, options, args)
         if args is not None:
             refuse_args(args)
-        self._name, self._options = method, options or MethodsConfig()
+        self._name, self._given = method, options
         self._asked: Kind | None = kind
         self._means = Means()
         super().__init__(model, args, *rest, **keywords)
@@ -113,7 +117,11 @@ class AdversarialTrainer(SearchingTrainer):
         self._kind: Kind = kind_of(model, self._asked)
         if self._kind == "regression":  # as Trainer's passes leave it; without it pipelines squash the score
             model.config.problem_type = "regression"
-        self._method = limits.check(self._name, self._options, self._precision(model), zero=0)
+        if self._given is not None:
+            self._options = self._given
+        else:
+            self._options = MethodsConfig(asa=ASAConfig.pretraining() if self._kind == "mlm" else ASAConfig())
+        self._method = build_method(self._name, self._options, self._precision(model), zero=0)
         if self._method.replays > 1:
             raise RequestError(
                 f"method {self._name!r} takes {self._method.replays} optimizer steps per batch, a Trainer one;"
@@ -193,16 +201,17 @@ class AdversarialTrainer(SearchingTrainer):
         refuse_args(self.args)  # as they are by now, and so below
         refuse_trainer(self, fitted=True)
         tell_slow(self)
-        method = limits.check(self._name, self._options, self._precision(self._task.model), zero=0)
+        method = build_method(self._name, self._options, self._precision(self._task.model), zero=0)
         self._means, self._compared = Means(), 0
         if self.state.global_step == 0:  # of a trainer that has trained before too
             self._method, self._settings = method, _settings(self._name, self._options)
 
     def _updated(self) -> None:
-        """After each optimizer step, applied or skipped by an fp16 overflow."""
+        """After each optimizer step; a method hears of it where it was not skipped by an fp16 overflow."""
         forget_old_weights()
         self._means.step()
-        self._method.after_step(self._engine())
+        if not self.accelerator.optimizer_step_was_skipped:
+            self._method.after_step(self._engine())
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         return super()._clip_grad_norm(self._task)

@@ -9,11 +9,13 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, cast, get_args
 
 from pydantic import AfterValidator
 
 from asa.config import did_you_mean
+from asa.engine import Precision
+from asa.errors import RequestError
 from asa.manifest import file_sha256
 from asa.methods.alum import ALUM
 from asa.methods.asa import ASA
@@ -42,6 +44,7 @@ __all__ = [
     "Method",
     "MethodName",
     "MethodsConfig",
+    "build_method",
     "flags_unread",
     "groups_read",
     "groups_unread",
@@ -86,6 +89,26 @@ def known(name: str) -> str:
         return name
     hint = did_you_mean(difflib.get_close_matches(name, METHODS, n=1))
     raise ValueError(f"no method {name!r}; {hint}allowed: {', '.join(METHODS)}, or MODULE:BUILDER for one of your own")
+
+
+def build_method(name: str, settings: MethodsConfig, precision: Precision, zero: int) -> Method:
+    """The method `name`, built. Args: zero, the ZeRO stage, 0 without any; settings, with all presets in them.
+
+    Raises: RequestError for a name of none and for settings that it cannot work with, alone or in this arithmetic or at
+        this stage.
+    """
+    if precision not in (allowed := get_args(Precision)):
+        raise RequestError(f"precision {precision!r}: allowed: {', '.join(allowed)}; set --precision")
+    try:
+        known(name)
+    except ValueError as error:
+        raise RequestError(str(error)) from None
+    method = METHODS[name](settings)
+    check_run: Callable[[Precision, int], None] | None = getattr(method, "check_run", None)
+    if callable(check_run):
+        check_run(precision, zero)
+    # One that somebody has put into METHODS is held to its word like one named MODULE:BUILDER.
+    return method if type(method).__module__.startswith("asa.") else cast("Method", Outside(name, method))
 
 
 def _outside(module: str, builder: str) -> Callable[[MethodsConfig], Method]:

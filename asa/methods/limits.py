@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import cast, get_args
 
 from asa.engine import Precision
 from asa.errors import RequestError
-from asa.methods import METHODS, Method, MethodsConfig, known
-from asa.methods.base import Outside
+from asa.methods import Method
 
 SLOWING = 1.01e-4  # Adam's eps / asa.reversal above which the adversary learns more slowly than with reversal 1
 ROUNDED = (
@@ -25,26 +23,6 @@ def check_precision(precision: Precision, cuda: bool) -> None:
 def rounding(precision: Precision, cuda: bool) -> list[str]:
     """What a run in this arithmetic is to be told."""
     return [ROUNDED] if precision == "bf16" and not cuda else []
-
-
-def check(name: str, settings: MethodsConfig, precision: Precision, zero: int) -> Method:
-    """The method `name`, built. Args: zero, the ZeRO stage, 0 without any; settings, with all presets in them.
-
-    Raises: RequestError for a name of none and for settings that it cannot work with, alone or in this arithmetic or at
-        this stage.
-    """
-    if precision not in (allowed := get_args(Precision)):
-        raise RequestError(f"precision {precision!r}: allowed: {', '.join(allowed)}; set --precision")
-    try:
-        known(name)
-    except ValueError as error:
-        raise RequestError(str(error)) from None
-    method = METHODS[name](settings)
-    check_run: Callable[[Precision, int], None] | None = getattr(method, "check_run", None)
-    if callable(check_run):
-        check_run(precision, zero)
-    # One that somebody has put into METHODS is held to its word like one named MODULE:BUILDER.
-    return method if type(method).__module__.startswith("asa.") else cast("Method", Outside(name, method))
 
 
 def slow_adversary(eps: float, reversal: float) -> str | None:

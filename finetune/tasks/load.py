@@ -106,8 +106,8 @@ def _others(task: TaskConfig, names: list[str], scored: dict[str, Split], config
 
 
 def trainable(task: Task, config: FinetuneConfig) -> Task:
-    """The task itself. Raises: RequestError for one that has no rows to train on, or whose scored rows choose as well
-    where that is not asked for."""
+    """The task itself. Raises: RequestError for one that has no rows to train on, or whose scored rows all train or
+    choose as well where that is not asked for."""
     if "train" not in task.splits:
         advice = "leave it out of --tasks" if task.name in config.tasks else "set --task.train"
         raise RequestError(f"task {task.name!r} has no training rows, it can only be scored; {advice}")
@@ -117,6 +117,12 @@ def trainable(task: Task, config: FinetuneConfig) -> Task:
         raise RequestError(
             f"task {task.name!r} has {what}, which would choose the epoch and be scored; give others by --task.dev or"
             " --task.test, leave one out, or set --paper_compat true"
+        )
+    known = {*task.splits["train"].texts, *task.splits["dev"].texts}
+    if not config.paper_compat and all(text in known for text in task.splits["test"].texts):
+        raise RequestError(
+            f"task {task.name!r} would be scored on rows that all train or choose the epoch; give others by"
+            " --task.test or --task.dev, leave it out, or set --paper_compat true"
         )
     return task
 

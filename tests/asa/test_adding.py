@@ -12,7 +12,7 @@ import yaml
 
 from asa import record
 from asa.errors import RequestError
-from asa.methods import METHODS, At, MethodsConfig, base, limits
+from asa.methods import METHODS, At, MethodsConfig, base, build_method, limits
 from asa.methods.asa_sparse import ASASparse, ASASparseConfig
 from asa.model import TaskModel
 from cli import parse
@@ -120,7 +120,7 @@ def test_one_that_was_put_into_the_registry_by_hand_is_held_to_its_word_too(
     sign = sys.modules["sign_step"].Sign
     monkeypatch.setitem(METHODS, "sign", sign)
     monkeypatch.setattr(sign, "backward", lambda *_: {"loss": torch.zeros(())})
-    built = limits.check("sign", MethodsConfig(), "fp32", zero=0)
+    built = build_method("sign", MethodsConfig(), "fp32", zero=0)
     with pytest.raises(RequestError, match=r"method sign called engine\.backward 0 times"):
         built.backward(tiny_engine(tiny_module("classification")), tiny_batch("classification"), At(0, 0))
 
@@ -131,7 +131,7 @@ def test_the_depth_that_one_asks_for_is_checked_before_training(monkeypatch: pyt
 
     monkeypatch.setitem(METHODS, "deep", lambda config: Deep(config.asa, ASASparseConfig(layers=(7,))))
     with pytest.raises(RequestError, match="the model has layers 0 to 1"):
-        limits.check_depth(limits.check("deep", MethodsConfig(), "fp32", zero=0), 2)
+        limits.check_depth(build_method("deep", MethodsConfig(), "fp32", zero=0), 2)
 
 
 def test_one_may_refuse_an_arithmetic_before_training(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,9 +140,9 @@ def test_one_may_refuse_an_arithmetic_before_training(method: str, monkeypatch: 
             raise RequestError("sign wants fp32; set --precision fp32")
 
     monkeypatch.setattr(sys.modules["sign_step"].Sign, "check_run", check_run, raising=False)
-    limits.check(method, MethodsConfig(), "fp32", zero=2)
+    build_method(method, MethodsConfig(), "fp32", zero=2)
     with pytest.raises(RequestError, match="sign wants fp32"):
-        limits.check(method, MethodsConfig(), "bf16", zero=2)
+        build_method(method, MethodsConfig(), "bf16", zero=2)
 
 
 def test_a_method_from_outside_can_be_copied(method: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from asa.errors import RequestError
-from asa.methods import METHODS, MethodsConfig, limits
+from asa.methods import METHODS, MethodsConfig, build_method
 from asa.methods.ball import BallConfig, inside
 
 OWN = [field.name for field in fields(MethodsConfig) if isinstance(field.default, BallConfig)]
@@ -31,9 +31,9 @@ def test_a_start_outside_the_ball_is_refused_once_and_clearly(name: str, monkeyp
         f"{group}.start = 0.3 is outside the ball, allowed: 0 <= start <= radius, which is 0.2;"
         f" lower --{group}.start or raise --{group}.radius"
     )
-    for build in (METHODS[name], lambda settings: limits.check(name, settings, "fp32", zero=0)):
+    for make in (METHODS[name], lambda settings: build_method(name, settings, "fp32", zero=0)):
         with pytest.raises(RequestError) as caught:
-            build(outside(group))
+            make(outside(group))
         assert str(caught.value) == told
     assert asked == [getattr(outside(group), group)] * 2
 

@@ -14,10 +14,12 @@ import yaml
 from pydantic import AfterValidator, Field
 
 import interrupts
-from asa.config import config, from_dict, nearest, save_yaml, sha256_of, to_dict
+from asa.config import HUGGING_FACE, config, field_names, from_dict, nearest, save_yaml, sha256_of, to_dict
 from asa.errors import RequestError, WorkError
 from cli import guard, main, parse
+from finetune.config import FinetuneConfig
 from keys import keys_of, told
+from pretrain.config import PretrainConfig
 
 
 @config
@@ -137,6 +139,16 @@ def test_a_key_without_its_group_is_known_but_one_that_is_nearly_it_is_nearer() 
     assert nearest("lr", keys) == ["optim.lr"]
     assert nearest("recipe", keys) == ["recipes"]
     assert nearest("qqq", keys) == []
+
+
+def test_a_name_of_hugging_faces_names_ours() -> None:
+    every = [field_names(cls) for cls in (PretrainConfig, FinetuneConfig)]
+    for theirs, ours in HUGGING_FACE.items():
+        assert any(key in keys for key in ours for keys in every), f"{theirs}: there is none of {ours}"
+    assert nearest("learning_rate", every[0]) == nearest("learning_rate", every[1]) == ["optim.lr"]
+    assert nearest("eval_steps", every[0]) == ["eval_every"]
+    assert nearest("eval_steps", every[1]) == ["evals_per_epoch"]
+    assert nearest("output_dir", ["optim.lr", "seeds"]) == [], "no word that is merely as long"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,19 @@ def test_an_incomplete_model_is_refused(folder: Path, file: str, message: str) -
         hf.check_model(folder, "--start")
 
 
+@pytest.mark.parametrize("name", ["bert-base-uncased", "google-bert/bert-base-uncased"])
+def test_a_name_of_the_hub_is_told_how_it_is_fetched(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mend = f"no folder {name}; .*: hf download {name} --local-dir models/bert-base-uncased$"
+    with pytest.raises(RequestError, match=mend):
+        hf.check_model(Path(name), "--start")
+    for place in (tmp_path / "a", Path("deep/er/a")):
+        with pytest.raises(RequestError, match=r"by --start$"):
+            hf.check_model(place, "--start")
+
+
 def test_an_unsupported_family_is_refused_by_its_name(folder: Path) -> None:
     shape = json.loads((folder / "config.json").read_text()) | {"model_type": "gpt2"}
     (folder / "config.json").write_text(json.dumps(shape))

@@ -69,8 +69,14 @@ def test_no_folder_is_a_wrong_request(tmp_path: Path) -> None:
 
 def test_no_manifest_is_a_wrong_request(folder: Path) -> None:
     (folder / manifest.NAME).unlink()
-    with pytest.raises(RequestError, match=r"no manifest\.json.*--data"):
+    with pytest.raises(RequestError, match=r"no manifest\.json.*; remake it or set --data"):
         manifest.read(folder, "fruit", "--data")
+
+
+def test_the_folder_around_is_told_the_one_inside(folder: Path) -> None:
+    inside = folder.rename(folder.with_name("fruit"))
+    with pytest.raises(RequestError, match=rf"no manifest\.json.*; give {inside} by --data"):
+        manifest.read(inside.parent, "fruit", "--data")
 
 
 def test_another_kind_is_a_wrong_request(folder: Path) -> None:

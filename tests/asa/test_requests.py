@@ -19,7 +19,7 @@ from asa.config import config
 from asa.engine import Engine, PlainEngine
 from asa.errors import RequestError
 from asa.integrations.passes import AcceleratedPasses
-from asa.methods import METHODS, At, MethodsConfig, limits
+from asa.methods import METHODS, At, MethodsConfig, build_method
 from asa.methods.asa import ASA
 from asa.methods.base import Outside, Stateless, learn
 from asa.methods.freelb import FreeLBConfig
@@ -352,7 +352,7 @@ def test_lists_and_classes_that_are_fractions_are_refused() -> None:
 
 def test_a_misspelt_method_is_told_which_there_are() -> None:
     with pytest.raises(RequestError, match=r"^no method 'azza'; .*allowed: vanilla, asa, "):
-        limits.check("azza", MethodsConfig(), "fp32", 0)
+        build_method("azza", MethodsConfig(), "fp32", 0)
 
 
 class Silent(Stateless):

@@ -253,7 +253,13 @@ NESTED = '{"text": "x", "more": ' + "[" * 200_000 + "]" * 200_000 + "}"
 )
 def test_a_row_that_is_no_document(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
-    with pytest.raises(WorkError, match=rf"{tmp_path}/a\.jsonl: a\.jsonl:17 .*mend the file"):
+    with pytest.raises(WorkError, match=rf"{tmp_path}/a\.jsonl: line 2 .*mend the file"):
+        read(tmp_path / "a.jsonl")
+
+
+def test_a_row_with_other_keys_is_told_them(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n\n{"content": "one", "url": "u"}\n')
+    with pytest.raises(WorkError, match=r"line 3 has no text: .* with the key text and not content, url, a string"):
         read(tmp_path / "a.jsonl")
 
 

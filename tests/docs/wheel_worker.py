@@ -32,11 +32,7 @@ def step_by_step() -> None:
     """Two steps as README.md shows them."""
     import torch
 
-    from asa.batch import Batch
-    from asa.engine import PlainEngine
-    from asa.methods import At, MethodsConfig, limits
-    from asa.model import TaskModel
-    from asa.optim import OptimConfig
+    from asa import At, Batch, MethodsConfig, OptimConfig, PlainEngine, TaskModel, build_method
 
     options = MethodsConfig()
     module = TaskModel(tiny_bert(), "classification", options.asa)
@@ -44,7 +40,7 @@ def step_by_step() -> None:
     engine = PlainEngine(module, OptimConfig(lr=1e-2, warmup=0), steps=2, device=torch.device("cpu"))
     tokens = {"input_ids": torch.arange(16).reshape(2, 8), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
     batch = Batch("classification", tokens, torch.tensor([0, 1]), total_rows=2, total_labels=2)
-    method = limits.check("asa", options, "fp32", zero=0)
+    method = build_method("asa", options, "fp32", zero=0)
     module.train()
     for _ in range(2):
         for replay in range(method.replays):

@@ -9,7 +9,7 @@ import pytest
 
 from asa.config import from_dict
 from asa.errors import RequestError
-from asa.methods import METHODS, At, MethodsConfig, limits
+from asa.methods import METHODS, At, MethodsConfig, build_method
 from asa.methods.r3f import R3FConfig
 from finetune import config as stage
 from finetune.recipes import resolved
@@ -115,14 +115,14 @@ def test_a_small_perturbation_in_half_precision_is_refused_by_both_stages(
 
 def test_a_precision_of_none_is_named() -> None:
     with refused("precision 'half': allowed: fp32, bf16, fp16"):
-        limits.check("asa", MethodsConfig(), "half", 0)  # type: ignore[arg-type]
+        build_method("asa", MethodsConfig(), "half", 0)  # type: ignore[arg-type]
 
 
 def test_an_r3f_of_one_pass_twice_is_refused() -> None:
     options = MethodsConfig(r3f=R3FConfig(noise=0.0, dropout="shared"))
     with refused("with r3f.noise 0 and r3f.dropout shared both passes are one; set --r3f.noise above 0, or"):
-        limits.check("r3f", options, "fp32", 0)
-    limits.check("vanilla", options, "fp32", 0)  # which does not read them
+        build_method("r3f", options, "fp32", 0)
+    build_method("vanilla", options, "fp32", 0)  # which does not read them
 
 
 def test_yopo_is_refused_under_zero_3_by_both_stages() -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, pipeline
 
 from asa import fused, manifest, record
+from asa.adversary import Adversaries, ASAConfig
 from asa.engine import PlainEngine, StepStats
 from asa.errors import RequestError, WorkError
 from asa.hf import weights_sha256
@@ -398,19 +399,34 @@ def test_an_out_that_is_a_file_is_refused_before_any_input_is_read(given: Given,
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_run_that_its_model_refuses_is_told_at_the_end_and_the_others_are_made(
-    make: Make, given: Given, model_folder: Path, tmp_path: Path
+def test_an_exported_adversary_with_other_maps_is_refused_before_anything_is_made(
+    given: Given, model_folder: Path, tmp_path: Path
 ) -> None:
     other = shutil.copytree(model_folder, tmp_path / "other")
-    adversary = build(Run("small", "tiny", "asa", 7), make(asa={"heads": "each"}), COLOURS)[0].adversary
-    assert adversary is not None
-    adversary.save_pretrained(other)
+    Adversaries(1, 8, 2, ASAConfig(heads="each")).save_pretrained(other)
+    with pytest.raises(RequestError, match=r"has heads 'each', not 'shared'; set --asa.heads"):
+        sweep(given(models={"bad": other}, methods=["vanilla", "asa"], adversary="exported"))
+    assert not (tmp_path / "runs").exists()
+    sweep(given(models={"bad": other}, methods=["vanilla"], adversary="exported", max_steps=1))  # which takes none
+
+
+def test_a_model_that_is_not_there_is_told_before_tasks_are_read(given: Given, tmp_path: Path) -> None:
+    asked = given(models={"tiny": tmp_path / "nowhere"}, task={"folder": tmp_path / "nor this"})
+    with pytest.raises(RequestError, match=r"there is no folder .*nowhere; .*--models\.tiny"):
+        sweep(asked)
+
+
+def test_a_run_that_its_model_refuses_is_told_at_the_end_and_the_others_are_made(
+    given: Given, model_folder: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(model_folder, tmp_path / "other")
+    Adversaries(1, 8, 2, ASAConfig()).save_pretrained(other)
     wanted = given(models={"bad": other, "tiny": model_folder}, methods=["asa"], adversary="exported", max_steps=2)
-    with pytest.raises(RequestError, match=r"1 of 2 runs failed \(colours/bad-asa-0\); the first: .* --asa.heads"):
+    with pytest.raises(RequestError, match=r"1 of 2 runs failed \(colours/bad-asa-0\); the first: .* another shape"):
         sweep(wanted)
     *_, failed = events(tmp_path / "runs", "bad-asa-0")
     assert failed["event"] == "failed"
-    assert "--asa.heads" in failed["error"]
+    assert "another shape" in failed["error"]
     assert events(tmp_path / "runs", "tiny-asa-0")[-1]["event"] == "end"
 
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
+from asa import manifest, record
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.adversary import ASAConfig
 from asa.attention import attach
@@ -63,6 +64,16 @@ def test_it_draws_weights_that_are_weights_and_masks_that_mask(exported: Path) -
 
 
 @each_family
+def test_a_run_that_kept_its_model_is_drawn_under_its_own_name(exported: Path, tmp_path: Path) -> None:
+    run = tmp_path / "tiny-asa-0"
+    record.Record(run, {"stage": "finetune"}).end({})
+    with pytest.raises(RequestError, match="has kept no model"):
+        read(MapsConfig(model=run, text="a red b c", out=Path("x.png")))
+    manifest.write(Path(shutil.copytree(exported, run / "model")), "model", {})
+    found = read(MapsConfig(model=run, beside=run, text="a red b c", out=Path("x.png")))
+    assert (found.model, found.beside) == ("tiny-asa-0", "tiny-asa-0")
+
+
 def test_a_head_is_one_of_those_whose_mean_is_drawn(exported: Path) -> None:
     mean, *heads = (
         read(MapsConfig(model=exported, text="a red b c", out=Path("x.png"), head=head)).layers[1]

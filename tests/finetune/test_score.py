@@ -3,7 +3,7 @@
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +27,7 @@ from finetune import score as module
 from finetune.claims import claimed
 from finetune.config import FinetuneConfig
 from finetune.evaluation_config import RobustnessConfig, ScoreConfig
-from finetune.labels import Merge, label_map, merged
+from finetune.labels import Merge, by_number_note, label_map, merged
 from finetune.lineage import scored_ones, stages
 from finetune.metrics import METRICS
 from finetune.model import HEADS
@@ -228,7 +228,8 @@ def test_a_run_whose_start_or_own_training_read_the_file_of_the_scored_rows_is_t
     start = tmp_path / "runs" / "first" / "tiny-vanilla-0" / "model"
     for name, task in tasks.items():
         models = {"models": {"tiny": start}} if name == "second" else {}
-        sweep(given(task={"name": name, "label": "y", **task}, max_steps=1, save_model=True, **models))
+        asked = {"task": {"name": name, "label": "y", **task}, "paper_compat": name == "same"}
+        sweep(given(**asked, max_steps=1, save_model=True, **models))
     assert f"second: {start} was trained on a file of its scored rows" in capsys.readouterr().out
     found = tuned_rows(collect(tmp_path / "runs"))
     told = {"first": False, "second": True, "same": True, "old": False}
@@ -400,6 +401,21 @@ def test_classes_find_their_counterpart(
     theirs: list[str], ours: list[str], given: dict[str, str], places: list[int]
 ) -> None:
     assert label_map(theirs, ours, given, "it") == places
+
+
+def test_classes_that_go_by_their_numbers_are_told() -> None:
+    def note(theirs: Sequence[str], ours: Sequence[str], **given: str) -> str:
+        return by_number_note(theirs, ours, label_map(theirs, ours, given, "it"), given, "it")
+
+    told = "note: it: LABEL_0 -> no, LABEL_1 -> yes, by their numbers; where the order is another, set --map.LABEL_0"
+    assert note(["LABEL_0", "LABEL_1"], ["no", "yes"]) == told
+    assert note(["LABEL_0", "LABEL_1"], ["no", "yes"], LABEL_0="yes", LABEL_1="no") == ""
+    assert note(["LABEL_0", "LABEL_1"], ["1", "0"]) == "", "the same numbers"
+    assert note(["0", "1"], ["1", "2"]).startswith("note: it: 0 -> 1, 1 -> 2, by")
+    assert note(NLI, ["not_entailment", "entailment"]) == ""
+    many = [f"class {n:02d}" for n in range(10)]
+    assert "LABEL_7 -> class 07 and 2 more, by" in note([f"LABEL_{n}" for n in range(10)], many)
+    assert by_number_note(["score"], [], [], {}, "it") == "", "no classes"
 
 
 @pytest.mark.parametrize(

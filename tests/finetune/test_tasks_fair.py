@@ -54,6 +54,15 @@ def test_scored_rows_that_choose_too_are_refused_unless_asked_for(
     assert more.facts["chosen"] == {"test": len(scored)}
 
 
+def test_rows_that_have_all_trained_are_not_scored_unless_asked_for(table: Path) -> None:
+    keys: dict[str, Any] = {"train": [table], "test": [table], "text": ["a", "b"], "label": "y"}
+    values = {"models": {"m": "m"}, "out": "out"}
+    with pytest.raises(RequestError, match=r"scored on rows that all train or choose .* --paper_compat true"):
+        trainable(task(**keys), from_dict(FinetuneConfig, values))
+    asked = from_dict(FinetuneConfig, {**values, "paper_compat": True})
+    assert trainable(task({"paper_compat": True}, **keys), asked).facts["rows"]["test"] == 40
+
+
 def test_rows_of_the_hubs_test_servers_have_no_labels_whatever_their_column_says(tmp_path: Path) -> None:
     """GLUE on the hub writes -1."""
     spec = specs.named("mnli")

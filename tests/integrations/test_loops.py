@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from asa.batch import Batch
 from asa.engine import PlainEngine
-from asa.methods import At, MethodsConfig, limits
+from asa.methods import At, MethodsConfig, build_method
 from asa.model import TaskModel
 from asa.optim import OptimConfig
 from tests.asa.conftest import tiny_bert
@@ -42,7 +42,7 @@ class Loop:
     def __init__(self, name: str, folder: Path, micro: int = 1) -> None:
         torch.manual_seed(0)
         options = MethodsConfig()
-        method = limits.check(name, options, "fp32", zero=0)
+        method = build_method(name, options, "fp32", zero=0)
         model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
         module = TaskModel(model, "classification", options.asa if method.uses_adversary else None)
         module.train()
@@ -51,21 +51,22 @@ class Loop:
         self.micro = micro
 
     def train(self, data: list[dict[str, Tensor]]) -> list[float]:
-        """The loss of each batch's last part."""
+        """The loss of each batch, of its last replay."""
         module, method, engine = (self.here[name] for name in ("module", "method", "engine"))
         assert module.training
         losses: list[float] = []
-        terms: dict[str, Tensor] = {}
+        loss = torch.zeros(())
         for columns in data:
             for replay in range(method.replays):
+                loss = torch.zeros(())
                 for slot, places in enumerate(torch.arange(6).chunk(self.micro)):
                     part = {name: column[places] for name, column in columns.items()}
                     labels = part.pop("labels")
                     batch = Batch("classification", part, labels, total_rows=6, total_labels=6)
-                    terms = method.backward(engine, batch, At(slot=slot, replay=replay))
-                engine.step()
-                method.after_step(engine)
-            losses.append(float(terms["loss"]))
+                    loss = loss + method.backward(engine, batch, At(slot=slot, replay=replay))["loss"]
+                if engine.step().applied:
+                    method.after_step(engine)
+            losses.append(float(loss))
         return losses
 
 

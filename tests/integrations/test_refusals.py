@@ -22,12 +22,14 @@ from transformers import (
     TrainingArguments,
 )
 
+from asa import methods
 from asa.adversary import ASAConfig
+from asa.batch import Kind
 from asa.errors import RequestError
 from asa.integrations import transformers as drop_in
 from asa.integrations.tasks import classes_of, kind_of, totals
 from asa.integrations.transformers import AdversarialTrainer
-from asa.methods import MethodsConfig
+from asa.methods import METHODS, MethodsConfig
 from asa.methods.freelb import FreeLBConfig
 from asa.methods.random_mask import RandomMaskConfig
 from asa.methods.vanilla import Vanilla
@@ -284,6 +286,27 @@ def test_an_optimizer_that_goes_by_the_size_of_gradients_is_told(
     assert told("asa", optim="sgd")[0].startswith("an optimizer that goes by the size of gradients with asa.reversal")
     assert told("asa", optim="sgd", reversal=1) == []  # as the line says
     assert told("asa", adam_epsilon=1e-8) == told("asa", 1, adam_epsilon=1e-6) == told("freelb", optim="sgd") == []
+
+
+def test_the_price_of_attention_is_that_of_the_task_where_none_is_given(tmp_path: Path) -> None:
+    def tau(kind: Kind, **given: Any) -> float:
+        adversary = build(tmp_path, "asa", model=tiny_bert(kind), **given).adversary
+        assert adversary is not None
+        return adversary.config.tau
+
+    assert (tau("mlm"), tau("classification"), tau("mlm", options=MethodsConfig())) == (0.1, 0.3, 0.3)
+
+
+def test_a_method_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plain_method.py").write_text(
+        "from asa.methods.vanilla import Vanilla\n\n\ndef plain(config):\n    return Vanilla()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(methods, "METHODS", dict(METHODS))
+    trainer = build(tmp_path, "plain_method:plain")
+    trainer.train()
+    with pytest.raises(RequestError, match="No module named 'no_method'; allowed: MODULE:BUILDER"):
+        build(tmp_path, "no_method:plain")
 
 
 def test_a_model_whose_outputs_have_no_names(tmp_path: Path) -> None:

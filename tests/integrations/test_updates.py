@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from transformers import BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
@@ -201,6 +202,17 @@ def test_a_method_is_called_once_a_micro_batch_and_told_of_each_step(
     two_epochs("classification", "recorder", tmp_path, gradient_accumulation_steps=2)
     epoch = [(0, 0, 4, 8, 8), (1, 0, 4, 8, 8), ("step", 6)] * 2 + [(0, 0, 4, 4, 4), ("step", 6)]
     assert recorder.calls == epoch * 2
+
+
+def test_a_method_is_not_told_of_updates_that_overflowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(Vanilla, "after_step", lambda *_: told.append(trainer.state.global_step))
+    data: Any = rows("classification", 16)
+    trainer = AdversarialTrainer(tiny_bert("classification"), arguments(tmp_path), train_dataset=data, method="vanilla")
+    skipped = property(lambda _: trainer.state.global_step in (1, 2))  # as of fp16's loss scale, on a GPU
+    monkeypatch.setattr(Accelerator, "optimizer_step_was_skipped", skipped)
+    trainer.train()
+    assert told == [0, 3]
 
 
 def test_an_adversary_that_is_frozen_stands_still(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ class Accelerator:
     device: torch.device
     distributed_type: DistributedType
     mixed_precision: str
+    optimizer_step_was_skipped: bool
     scaler: torch.amp.GradScaler | None
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def autocast(self) -> AbstractContextManager[None]: ...
