@@ -1,4 +1,4 @@
-"""FGM (Miyato et al., ICLR 2017, arXiv 1605.07725), Eq. 3 to 5: one step of fixed length up the gradient.
+"""FGM (Miyato et al., ICLR 2017, arXiv 1605.07725): one step of fixed length up the gradient.
 
 loss(clean) + weight * loss(words + radius * g / ||g||), where g comes from the clean pass, which also trains the
 weights. The norm is that of an example's gradient. The paper normalises the embeddings first; we leave them as they

@@ -1,7 +1,8 @@
 """R3F (Aghajanyan et al., ICLR 2021, arXiv 2008.03156): task + lambda * symmetric KL(clean, noisy embeddings).
 
 No adversary, and so the control for SMART and ALUM: the same divergence against noise that nothing optimises. As in
-the release, both predictions carry gradient. For a regression the divergence is the squared difference.
+the release, both predictions carry gradient; there the noisy pass leaves the word embeddings out and a regression has
+no divergence, here it is the squared difference.
 """
 
 from typing import Literal

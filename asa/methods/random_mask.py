@@ -33,7 +33,8 @@ class RandomMaskConfig:
     """bernoulli: each pair with one probability. scheduled: with the probability that an ASA run had learned for this
     step and layer. magnitude: the pairs of each row's map with the largest attention weights, heads averaged."""
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of pairs that is masked (bernoulli, magnitude); null means 0.1. The paper tries 0.05 and 0.1."""
+    """Share of pairs that is masked (bernoulli, magnitude); null means 0.1. The paper tries 0.05 and 0.1 with
+    bernoulli and names none for magnitude."""
     schedule: Path | None = None
     """metrics.jsonl of the ASA run to follow (scheduled)."""
 

@@ -1,4 +1,4 @@
-"""SMART (Jiang et al., ACL 2020, arXiv 1911.03437), Eq. 1 to 5: task + lambda_s R_s + mu D_Breg.
+"""SMART (Jiang et al., ACL 2020, arXiv 1911.03437): task + lambda_s R_s + mu D_Breg.
 
 R_s is the smoothness regulariser, climbed as in the paper: the gradient is brought to a largest entry of 1, then a
 step, then the projection into the linf ball (the released program normalises noise and step together, see

@@ -2,9 +2,9 @@
 
 The gradient as it comes, times step_size, is added to the noise, and the sum is divided by its largest entry, token by
 token. At the start of fine-tuning the step is 1e4 times smaller than the noise, so the perturbation is random noise
-whose largest entry is 1, whatever its start. What is climbed is no KL: 2 sum p (o(p) - o(q)) with log odds o taken for
-constants, summed over the rows. No Bregman term. Each side of the divergence is a fixed target for the other. What
-differs here: padding is not perturbed.
+whose largest entry is nearly 1, whatever its start. What is climbed is no KL: 2 sum p (o(p) - o(q)) with log odds o
+taken for constants, summed over the rows. No Bregman term. Each side of the divergence is a fixed target for the other.
+What differs here: padding is not perturbed.
 """
 
 from typing import Annotated
