@@ -55,7 +55,8 @@ def newest(config: PretrainConfig, world: int, tell: Callable[[str], None] = lam
     if different:
         named = (CONTENTS.get(key) or f"{setting_of(key)} {_shown(facts, key)}".strip() for key in different)
         had = ", ".join(dict.fromkeys(named))
-        raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out")
+        longer = "; to train longer, export it and give --model that folder" if different == ["steps"] else ""
+        raise RequestError(f"{config.out} holds a run with another {had}; give the same, or another --out{longer}")
     record.read(config.out / record.NAME)  # its damage is told here, before ranks are started that would tell it too
     for line in wrong:
         tell(f"warning: {line}; continuing from {found.name} instead")

@@ -148,6 +148,11 @@ def test_a_changed_setting_is_named_instead_of_continuing_with_it(
         train(replace(finished, **{key: value}), CPU)
 
 
+def test_a_run_that_is_to_be_longer_is_told_how(finished: PretrainConfig) -> None:
+    with pytest.raises(RequestError, match=r"--out; to train longer, export it and give --model that folder$"):
+        newest(replace(finished, steps=finished.steps + 1), 1)
+
+
 def test_a_changed_setting_within_a_group_is_named_by_its_whole_key(finished: PretrainConfig) -> None:
     with pytest.raises(RequestError, match=r"holds a run with another optim\.lr \([\d.e-]+\); give the same"):
         newest(replace(finished, optim=replace(finished.optim, lr=0.5)), 1)
