@@ -1,4 +1,4 @@
-"""python -m pretrain run | export. A command loads what it needs, which takes seconds: --help does not wait for it."""
+"""python -m pretrain run | export. A command loads what it needs, which takes seconds, when it is given."""
 
 import os
 

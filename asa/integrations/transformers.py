@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from asa import hf, manifest
 from asa.adversary import FILE as ADVERSARY_FILE
 from asa.adversary import Adversaries, ASAConfig
+from asa.attention import depth
 from asa.batch import Kind
 from asa.config import flat, to_dict
 from asa.engine import Engine, Precision, forget_old_weights
@@ -30,7 +31,7 @@ from asa.integrations.refusals import (
 )
 from asa.integrations.search import SearchingTrainer
 from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
-from asa.methods import METHODS, At, MethodsConfig, build_method, groups_read
+from asa.methods import METHODS, At, MethodsConfig, build_method, groups_read, limits
 from asa.model import TaskModel
 from asa.typed import fork_rng
 
@@ -131,6 +132,7 @@ class AdversarialTrainer(SearchingTrainer):
         with fork_rng(devices=[]):  # what the Trainer draws stays what it would draw without us
             torch.default_generator.manual_seed(self.args.seed)
             self._task = TaskModel(model, self._kind, self._options.asa if self._method.uses_adversary else None)
+        limits.check_depth(self._method, depth(model))
 
     def _precision(self, model: PreTrainedModel) -> Precision:
         """What passes are computed in; not the arguments alone, but accelerate's launcher too may ask for autocast."""

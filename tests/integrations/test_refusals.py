@@ -30,6 +30,7 @@ from asa.integrations import transformers as drop_in
 from asa.integrations.tasks import classes_of, kind_of, totals
 from asa.integrations.transformers import AdversarialTrainer
 from asa.methods import METHODS, MethodsConfig
+from asa.methods.asa_sparse import ASASparseConfig
 from asa.methods.freelb import FreeLBConfig
 from asa.methods.random_mask import RandomMaskConfig
 from asa.methods.vanilla import Vanilla
@@ -295,6 +296,12 @@ def test_the_price_of_attention_is_that_of_the_task_where_none_is_given(tmp_path
         return adversary.config.tau
 
     assert (tau("mlm"), tau("classification"), tau("mlm", options=MethodsConfig())) == (0.1, 0.3, 0.3)
+
+
+def test_layers_that_the_model_has_not_are_refused_when_the_trainer_is_built(tmp_path: Path) -> None:
+    options = MethodsConfig(asa_sparse=ASASparseConfig(layers=(LAYERS,)))
+    with pytest.raises(RequestError, match=r"set --asa_sparse.layers to some of them"):
+        build(tmp_path, "asa_sparse", options=options)
 
 
 def test_a_method_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
