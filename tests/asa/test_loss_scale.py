@@ -109,6 +109,17 @@ def test_the_scale_grows_and_there_is_a_least_one(monkeypatch: pytest.MonkeyPatc
         scale.update(applied=False)
 
 
+def test_an_overflow_begins_the_count_of_updates_until_the_scale_grows_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "GROWTH", 3)
+    scale = LossScale()
+    scale.begin()
+    for applied in (True, True, False, True, True):
+        scale.update(applied)
+    assert scale.value == START / 2
+    scale.update(applied=True)
+    assert scale.value == START
+
+
 def test_a_rank_without_a_pass_begins_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would leave the others' gradients, which it gets, under their scale."""
     engine = tiny_engine(tiny_module())
