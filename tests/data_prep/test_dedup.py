@@ -165,6 +165,11 @@ def test_characters_stand_for_words_among_spaced_ones_of_another_script() -> Non
     assert 0.8 < equal < 0.95
 
 
+def test_a_text_in_capitals_is_the_same() -> None:
+    text = variant(1, 0)
+    assert minhash.signature(text.upper()) == minhash.signature(text)
+
+
 @pytest.mark.parametrize("length", [45, 300])
 @pytest.mark.parametrize("script", [0x61, 0xA980])
 def test_what_stands_without_spaces_beside_characters_is_no_single_word(script: int, length: int) -> None:
