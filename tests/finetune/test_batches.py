@@ -223,6 +223,16 @@ def test_losses_of_the_parts_add_up_to_that_of_the_step(make: Make, still_model:
         )
 
 
+def test_the_loss_of_a_split_does_not_depend_on_how_many_rows_are_predicted_at_once(
+    make: Make, still_model: Path
+) -> None:
+    for kind in KINDS:
+        data = encoded(kind, still_model)
+        module, _ = build(Run("small", "tiny", "vanilla", 0), make(models={"tiny": still_model}), small_task(kind))
+        whole, parts = (predict(module, data, size, torch.device("cpu")).loss for size in (24, 7))
+        assert parts == pytest.approx(whole, rel=1e-5)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_rank_without_rows_of_its_own_adds_nothing(method: str, make: Make, still_model: Path) -> None:
     config = make(models={"tiny": still_model}, methods=[method])
