@@ -1,5 +1,6 @@
 """What a report's rows stand for: records and the predictions beside them, weights by name, a user's own names."""
 
+import math
 import os
 from pathlib import Path
 
@@ -57,6 +58,16 @@ def test_pretrainings_from_other_weights_are_no_seeds_of_one(tmp_path: Path) -> 
         inputs = {"data": "d", "model": sha256, "shape": "s"}
         put(tmp_path / place, {**start, "inputs": inputs}, [{"event": "eval", "step": 0, "heldout_loss": loss}], {})
     assert [row.model for row in pretrain_rows(collect(tmp_path))] == ["tiny (11111111)", "tiny (22222222)"]
+
+
+def test_what_a_pretraining_began_with_is_not_told_by_a_later_evaluation(tmp_path: Path) -> None:
+    for place, step in (("whole", 0), ("late", 3)):
+        start = {"stage": "pretrain", "method": "vanilla", "model": place, "seed": 0, "config": {"steps": 6}}
+        evals = [{"event": "eval", "step": at, "heldout_loss": 9.0 - at} for at in (step, 6)]
+        put(tmp_path / place, start, evals, {})
+    late, whole = (row.values for row in pretrain_rows(collect(tmp_path)))
+    assert (whole["heldout_loss_before"], whole["heldout_loss_after"], late["heldout_loss_after"]) == (9.0, 3.0, 3.0)
+    assert math.isnan(late["heldout_loss_before"])
 
 
 def test_weights_by_two_names_are_tested_once(tmp_path: Path) -> None:
