@@ -36,7 +36,7 @@ from finetune.report.collect import collect
 from finetune.report.rows import tuned_rows
 from finetune.report.tables import caveats
 from finetune.robustness import _facts, _record, robustness
-from finetune.saved import encoded, find, module_of, tasks_of
+from finetune.saved import Saved, _splitting, encoded, find, module_of, tasks_of
 from finetune.score import _mapped, pair, score_all, score_one
 from finetune.sweep import Sweep, sweep
 from finetune.tasks import spec
@@ -290,6 +290,13 @@ def test_a_models_folder_that_was_changed_is_its_runs_no_more_but_has_seen_its_r
     (folder / "manifest.json").write_text('{"kind": "model", "facts": {')
     with pytest.raises(WorkError, match="is damaged: it is no JSON"):
         find(folder, "--models")
+
+
+def test_of_two_runs_on_a_task_the_last_says_how_its_rows_are_split(tmp_path: Path) -> None:
+    earlier = [{"task": "mine", "split": {"holdout": 0.4}}, {"task": "other", "split": {"holdout": 0.3}}]
+    run = {"task": "mine", "task_facts": {"rows": {}}, "config": {"holdout": 0.2}, "earlier": earlier}
+    model = Saved(tmp_path, "classification", ("a", "b"), "m", run)
+    assert (_splitting(model, "mine"), _splitting(model, "other")) == ({"holdout": 0.2}, {"holdout": 0.3})
 
 
 def test_a_file_of_ones_own_in_a_finished_record_is_no_hindrance_and_is_never_removed(
