@@ -631,6 +631,14 @@ def test_print_config_round_trips(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert set(yaml.safe_load(path.read_text())) == {field.name for field in fields(Outer)}, "defaults are printed too"
 
 
+def test_print_config_prints_what_is_given_alone_where_a_file_of_all_keys_would_overrule_something(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(Outer, ["--folder", "x", "--inner.rate", "0.125", "--print_config"], "prog", show_defaults=False)
+    assert yaml.safe_load(capsys.readouterr().out) == {"folder": "x", "inner": {"rate": 0.125}}
+
+
 def test_help_shows_every_field_doc(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         parse(Outer, ["--help"], "prog")
