@@ -111,6 +111,20 @@ def test_a_part_whose_file_was_cut_is_done_again(tmp_path: Path) -> None:
     assert (out / "1.txt").read_text() == "part 1"
 
 
+def test_a_parts_files_and_their_folder_are_on_disk_before_it_counts_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut leaves a mark of files that are not there."""
+    into, marks, forced = tmp_path / "out", tmp_path / "marks", list[str]()
+
+    def note(path: Path) -> None:
+        forced.append(path.name if not (marks / "000.json").exists() else "too late")
+
+    monkeypatch.setattr("data_prep.parts.fsync", note)
+    run("stage", write, parts(1), into=into, marks=marks, workers=1)
+    assert forced[:2] == ["0.txt", "out"]
+
+
 def test_nothing_stays_where_nothing_was_finished(tmp_path: Path) -> None:
     with pytest.raises(WorkError), workspace(tmp_path / "out", MADE_FROM, overwrite=False) as space:
         finish(space, write_unless_even)
