@@ -109,6 +109,13 @@ def test_heldout_rows_are_of_every_part_of_the_text(shards: Path) -> None:
     assert torch.equal(originals, torch.from_numpy(expected.astype(np.int64)))
 
 
+def test_heldout_rows_and_their_masks_are_the_same_in_runs_of_other_seeds(shards: Path) -> None:
+    """Else their figures would differ by what was masked."""
+    one, other = (batches(shards, seed=seed).heldout_batches(limit=9, size=9)[0] for seed in (5, 6))
+    assert torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
+    assert torch.equal(one.labels, other.labels)
+
+
 def test_a_stray_copy_of_a_shard_adds_no_rows(shards: Path, tmp_path: Path) -> None:
     copy = tmp_path / "shards"
     shutil.copytree(shards, copy)
