@@ -20,7 +20,7 @@ from data_prep.config import VerifyConfig
 from pretrain import export as export_module
 from pretrain.card import card
 from pretrain.config import PretrainConfig
-from pretrain.export import ExportConfig, export, parity
+from pretrain.export import ExportConfig, Part, export, parity
 from pretrain.loop import train
 from tests.pretrain.conftest import flip_a_byte
 
@@ -41,6 +41,13 @@ def test_every_stage_and_precision_exports_with_parity(
     # In half precision too it is the fp32 weights that are exported.
     weights = AutoModelForMaskedLM.from_pretrained(tmp_path / "export").state_dict()
     assert any(not torch.equal(value, value.bfloat16().float()) for value in weights.values())
+
+
+@pytest.mark.parametrize("shift", [0.5, -0.5])
+def test_logits_that_are_all_too_high_or_too_low_differ(shift: float, model: Path) -> None:
+    trained = BertForMaskedLM.from_pretrained(model).eval()
+    trained.cls.predictions.bias.data += shift
+    assert parity(Part(".", trained, AutoModelForMaskedLM), model) == pytest.approx(0.5, abs=1e-5)
 
 
 def test_nothing_is_exported_among_the_checkpoints_of_a_run(request_: PretrainConfig) -> None:
