@@ -6,6 +6,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 from asa import checkpoint, dist, fused, manifest, methods, record
 from asa.attention import has_stock_head, trimmed
 from asa.config import to_dict
-from asa.engine import Precision
+from asa.engine import Precision, StepStats
 from asa.errors import Apart, RequestError, WorkError
 from asa.hf import weights_sha256
 from asa.methods import METHODS, At, MethodsConfig
@@ -596,3 +597,13 @@ def test_an_input_that_cannot_be_read_is_named(request_: PretrainConfig, monkeyp
     monkeypatch.setattr("pretrain.loop.inputs", closed)
     with pytest.raises(WorkError, match=r"^m/model\.safetensors cannot be read: Permission denied$"):
         train(request_, CPU)
+
+
+def test_terms_that_are_one_tensor_are_summed_over_the_ranks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the loss and the task of plain training."""
+    monkeypatch.setattr("asa.dist.all_reduce_", lambda tensor: tensor.mul_(2))
+    run: Any = SimpleNamespace(faults=SimpleNamespace(skipped=0), device=CPU)
+    meter: Any = SimpleNamespace(rate=lambda: None)
+    loss = torch.tensor(1.5)
+    values = figures.figures(run, {"loss": loss, "task": loss}, StepStats(True, 1.0, 0.1), meter)
+    assert (values["loss"], values["task"]) == (3.0, 3.0)
