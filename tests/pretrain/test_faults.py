@@ -139,6 +139,15 @@ def test_faults_without_an_end_stop_the_run_all_the_same(
     assert len(events(config, "fault")) == IN_A_ROW
 
 
+def test_a_step_of_several_updates_counts_as_one_fault() -> None:
+    """As of a method that replays a batch: ten steps, and not ten of its updates, tell that skipping is no help."""
+    engine = PlainEngine(TaskModel(tiny("bert"), "mlm"), OptimConfig(), 1, CPU)
+    faults, rows = Faults("skip"), [np.arange(2)]
+    for step in (1, 1, 2, 2):
+        faults.not_applied(engine, step, False, [torch.tensor(torch.nan)], rows, lambda fault: None)
+    assert (faults.skipped, faults.in_a_row) == (4, 2)
+
+
 def test_a_weight_that_is_not_finite_is_named_and_no_policy_skips_it(
     config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
