@@ -113,6 +113,17 @@ def test_skipped_by_configuration_the_run_goes_on_without_that_update(
     assert record.finished(config.out / record.NAME)
 
 
+def test_a_run_that_goes_on_counts_what_was_skipped_before(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config, on_nonfinite="skip")
+    break_loss(monkeypatch, lambda loss: loss * torch.nan, BAD_STEP)
+    train(config, CPU)
+    shutil.rmtree(config.out / "checkpoints" / "step-6")
+    train(config, CPU)
+    assert [line["skipped"] for line in events(config, "train")] == [0, 0, 1, 1, 1, 1]
+
+
 def test_a_generator_that_is_nan_is_a_fault_that_can_be_skipped(
     config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
