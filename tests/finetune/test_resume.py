@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,23 @@ def test_another_number_of_threads_does_not_go_on(
     assert f"begun with threads {begun}, now {begun + 1}; the run starts anew" in capsys.readouterr().out
     (start, *_) = events(tmp_path / "runs", "tiny-vanilla-0")
     assert start["threads"] == begun + 1
+
+
+def test_a_run_that_goes_on_tells_the_time_of_all_its_parts(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = given(save_every=0)
+    cut_off(monkeypatch, wanted)
+    resume = state.resume
+
+    def long_ago(*given: Any) -> Any:
+        found = resume(*given)
+        assert found is not None
+        return replace(found, seconds=1000.0, training=600.0)
+
+    monkeypatch.setattr(state, "resume", long_ago)
+    sweep(wanted)
+    end = events(wanted["out"], "tiny-vanilla-0")[-1]
+    assert 1000 < end["seconds"] < 1100
+    assert 600 < end["train_seconds"] < 700
 
 
 def test_a_long_save_makes_the_next_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
