@@ -91,6 +91,16 @@ def test_random_starts_reach_what_the_clean_start_cannot_and_nothing_is_ever_los
     assert climbed(hill, 0.5, starts=3).increase_E.tolist() == [0, 0, 0]
 
 
+def test_the_statistics_over_examples() -> None:
+    """Increases of 1, 2 and 6; what a second start reached is 1, 1 and 3 below the first's."""
+    reached_SE = torch.tensor([[2.0, 3.0, 7.0], [1.0, 2.0, 4.0]])
+    found = command._summary(Worst(torch.ones(3), reached_SE, torch.tensor([True, True, False])), np.array([1, 2, 4]))
+    assert (found["median"], found["mean"], found["max"], found["n"]) == (2, 3, 6, 3)
+    assert found["sd"] == pytest.approx(7**0.5)  # of a sample
+    assert (found["radius_median"], found["clean_loss_median"], found["start_spread"]) == (2, 1, 1)
+    assert found["resisted"] == pytest.approx(2 / 3)
+
+
 def test_the_same_seed_gives_the_same_points_and_padding_is_never_touched() -> None:
     seen: list[Tensor] = []
 
