@@ -515,6 +515,13 @@ def test_a_line_of_fp16_has_the_loss_scale_and_what_was_left_out() -> None:
     assert meter.drain() == {"lr": 0.2, "loss_scale": 256.0, "skipped": 1}
 
 
+def test_terms_are_summed_over_the_ranks_and_the_norm_that_each_knows_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asa.dist.all_reduce_", lambda tensor: tensor.mul_(2))
+    meter = Meter()
+    meter.add({"loss": torch.tensor(2.0)}, StepStats(True, torch.tensor(3.0), 0.2))
+    assert meter.drain() == {"loss": 4.0, "grad_norm": 3.0, "lr": 0.2}
+
+
 def test_a_diverged_run_is_told_at_the_end_and_the_others_are_made(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
