@@ -81,6 +81,14 @@ def test_what_a_page_holds(tmp_path: Path) -> None:
     assert second == Page("2", "Two", 0, True, "")
 
 
+def test_of_several_revisions_the_last_is_the_page(tmp_path: Path) -> None:
+    """As in dumps with the history."""
+    revisions = "".join(f"<revision><id>{n}</id><text>state {n}</text></revision>" for n in (7, 8))
+    path = tmp_path / "wiki.xml"
+    path.write_text(dump_xml(f"<page><title>One</title><ns>0</ns><id>1</id>{revisions}</page>"))
+    assert [page.wikitext for page in all_pages(path)] == ["state 8"]
+
+
 def test_a_dump_that_does_not_tell_articles_from_talk_is_refused(tmp_path: Path) -> None:
     """Those of before 2012: their talk pages became articles."""
     path = tmp_path / "wiki.xml"
