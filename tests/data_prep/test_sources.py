@@ -61,6 +61,19 @@ def test_text_without_id_and_title_is_named_by_its_place(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize(("name", "between"), [("a.jsonl", "\n"), ("a.txt", "\n\n")])
+def test_wherever_a_file_is_cut_every_document_comes_once(name: str, between: str, tmp_path: Path) -> None:
+    """Also where one part ends and a document begins."""
+    texts = ["one", "two", "three"]
+    rows = [json.dumps({"text": text}) for text in texts] if name == "a.jsonl" else texts
+    (tmp_path / name).write_text(between.join(rows) + "\n")
+    path, size = str(tmp_path / name), (tmp_path / name).stat().st_size
+    for cut in range(1, size):
+        tasks = [Task(path, 0, cut, name), Task(path, cut, size, name)]
+        found = [document.text for task in tasks for document in sources.documents(task, Counter(), 1)]
+        assert found == texts, cut
+
+
 def test_an_empty_id_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"text": "one", "id": null}\n{"text": "two", "id": ""}\n{"text": "3", "id": 0}\n'
