@@ -19,8 +19,8 @@ from finetune.predictions import Predictions, Stored, save_predictions
 from finetune.report import analysis, overview, plots, tested
 from finetune.report.attention import Layer, Maps, load, plot, save, told
 from finetune.report.collect import collect
-from finetune.report.compare import by_seeds, comparisons, least_p
-from finetune.report.examples import parts
+from finetune.report.compare import by_examples, by_seeds, comparisons, least_p
+from finetune.report.examples import RESAMPLES, parts
 from finetune.report.rows import Row, tuned_rows
 from finetune.report.svg import Picture, draw
 from finetune.report.tested import p_value
@@ -522,3 +522,9 @@ def test_all_flips_of_sign_of_sixteen_seeds_are_taken() -> None:
     signs = np.array(list(product((1, -1), repeat=16)))
     assert by_seeds(gains) == (abs(signs @ gains) >= abs(gains.sum()) - 1e-9).mean()
     assert p_value(least_p(16)) == "3e-05"
+
+
+def test_a_gain_on_every_resampled_test_set_is_as_unlikely_as_their_number_can_tell() -> None:
+    """And not impossible."""
+    assert by_examples(np.full(RESAMPLES, 0.01)) == (0.01, 0.01, 2 / (RESAMPLES + 1))
+    assert by_examples(np.zeros(RESAMPLES))[2] == 1
