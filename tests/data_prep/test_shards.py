@@ -112,6 +112,17 @@ def test_stored_rows_agree_with_the_counts(tmp_path: Path, model: Path) -> None:
     assert documents["lengths"] == {"2": 100}
 
 
+def test_documents_of_one_title_are_held_out_together_whatever_their_ids(tmp_path: Path, model: Path) -> None:
+    """As an article and its lead."""
+    titles = [f"T{n}" for n in range(40)]
+    pairs = [(kind, title) for title in titles for kind in ("article", "lead")]
+    rows = [json.dumps({"id": f"{kind}:{title}", "title": title, "text": "the river"}) for kind, title in pairs]
+    (tmp_path / "documents.jsonl").write_text("".join(row + "\n" for row in rows))
+    made = recipe(16, tokenizer=model / "tokenizer.json", heldout=0.3)
+    counts = write_part(made, ("00007", tmp_path / "documents.jsonl", None), tmp_path)
+    assert counts["documents"]["heldout"] == 2 * sum(shards.is_heldout(title, 0.3) for title in titles) > 0
+
+
 def test_a_line_that_is_no_document_is_named(tmp_path: Path, model: Path) -> None:
     (tmp_path / "documents.jsonl").write_text('{"id": "1", "title": "T", "text": "the"}\n{"id": "2"}\n')
     with pytest.raises(WorkError, match="line 2"):
