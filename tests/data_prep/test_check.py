@@ -4,13 +4,16 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from asa import manifest
+from asa.errors import WorkError
 from cli import guard
-from data_prep.check import verify
+from data_prep.check import _check_ids, verify
 from data_prep.config import TokenizerConfig, VerifyConfig
 from data_prep.train_tokenizer import train_tokenizer
 from tests.data_prep.asking import one_line, run
@@ -115,6 +118,13 @@ def test_facts_are_compared_with_rows_and_tokenizer(
         manifest.write(folder, "shards", {**facts, key: value})
         assert run("verify", folder) == 1
         assert said in one_line(capsys)
+
+
+@pytest.mark.parametrize(("last", "fits"), [(9, True), (10, False)])
+def test_the_last_id_is_one_below_the_size_of_the_vocabulary(last: int, fits: bool) -> None:
+    facts = {"dtype": "uint16", "length": 2, "vocab_size": 10, "special_ids": {"cls": 1}}
+    with nullcontext() if fits else pytest.raises(WorkError, match="has the id 10, the vocabulary ends at 9"):
+        _check_ids(Path("rows"), np.array([1, last], np.uint16), 1, facts)
 
 
 def test_a_damaged_tokenizer_of_a_model(
