@@ -93,6 +93,14 @@ def test_peak_memory_is_that_of_steps_and_not_of_evaluations(
     assert [value for key, value in end.items() if key.startswith("peak_")] == [100]
 
 
+def test_every_update_draws_its_own_dropout(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a method that makes several of a batch, too."""
+    seeds = list[tuple[int, ...]]()
+    monkeypatch.setattr(loop, "seed_all", lambda *parts: seeds.append(parts))
+    sweep(given(methods=["freeat"], max_steps=3))
+    assert len(set(seeds)) == len(seeds) == 6
+
+
 def test_a_run_begins_when_nothing_is_left_of_the_one_before(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref] = []
 
