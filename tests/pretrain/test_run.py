@@ -607,3 +607,20 @@ def test_terms_that_are_one_tensor_are_summed_over_the_ranks_once(monkeypatch: p
     loss = torch.tensor(1.5)
     values = figures.figures(run, {"loss": loss, "task": loss}, StepStats(True, 1.0, 0.1), meter)
     assert (values["loss"], values["task"]) == (3.0, 3.0)
+
+
+def test_every_step_of_every_rank_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(seed=5, slots=lambda world: 1)
+    batches, method = SimpleNamespace(step=lambda *_: []), SimpleNamespace(replays=0)
+    objective, watchdog = SimpleNamespace(prepare=lambda *_: ([], {})), SimpleNamespace(beat=lambda: None)
+
+    def seed(step: int, rank: int) -> int:
+        monkeypatch.setattr("asa.dist.rank", lambda: rank)
+        run = SimpleNamespace(config=config, step=step, batches=batches, objective=objective, method=method)
+        session: Any = SimpleNamespace(run=SimpleNamespace(**vars(run), device=CPU, engine=None), watchdog=watchdog)
+        loop.update(session, log=False)
+        return torch.initial_seed()
+
+    places = [(step, rank) for step in range(3) for rank in range(3)]
+    assert len({seed(*place) for place in places}) == len(places)
+    assert seed(1, 2) == seed(1, 2)
