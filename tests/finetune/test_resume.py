@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from asa.config import save_yaml
 from asa.engine import PlainEngine
 from asa.errors import RequestError
+from asa.record import Record
 from finetune import state
 from finetune.sweep import sweep
 from tests import stopping
@@ -185,6 +186,17 @@ def test_a_run_that_goes_on_tells_the_time_of_all_its_parts(given: Given, monkey
     end = events(wanted["out"], "tiny-vanilla-0")[-1]
     assert 1000 < end["seconds"] < 1100
     assert 600 < end["train_seconds"] < 700
+
+
+def test_the_lines_of_a_run_are_on_disk_before_the_state_that_goes_on_behind_them(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else after a power cut the state may be there and they not."""
+    done, sync, save = list[str](), Record.sync, state.Saver.save
+    monkeypatch.setattr(Record, "sync", lambda self: (done.append("lines"), sync(self)))
+    monkeypatch.setattr(state.Saver, "save", lambda *given: (done.append("state"), save(*given)))
+    sweep(given(save_every=0))
+    assert done == ["lines", "state"] * 2 + ["lines"]  # the last: of the end
 
 
 def test_a_long_save_makes_the_next_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
