@@ -624,3 +624,14 @@ def test_every_step_of_every_rank_draws_its_own_dropout(monkeypatch: pytest.Monk
     places = [(step, rank) for step in range(3) for rank in range(3)]
     assert len({seed(*place) for place in places}) == len(places)
     assert seed(1, 2) == seed(1, 2)
+
+
+def test_the_lines_of_a_run_are_on_disk_before_the_checkpoint_that_goes_on_behind_them(
+    request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else after a power cut the checkpoint may be there and they not."""
+    done, sync, save = list[str](), record.Record.sync, checkpoint.save
+    monkeypatch.setattr(record.Record, "sync", lambda self: (done.append("lines"), sync(self)))
+    monkeypatch.setattr(checkpoint, "save", lambda *given: (done.append("checkpoint"), save(*given)))
+    train(replace(request_, method="vanilla", steps=2, save_every=1), CPU)
+    assert done == ["lines", "checkpoint"] * 2 + ["lines"]  # the last: of the end
