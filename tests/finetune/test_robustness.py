@@ -91,6 +91,18 @@ def test_random_starts_reach_what_the_clean_start_cannot_and_nothing_is_ever_los
     assert climbed(hill, 0.5, starts=3).increase_E.tolist() == [0, 0, 0]
 
 
+def test_an_example_resists_that_is_right_at_every_point_and_not_at_the_last_alone() -> None:
+    """Each example is wrong at another point: the clean one, in the middle of the way, none."""
+    wrong = iter([[0], [], [1], [], []])
+
+    def look(delta_ELD: Tensor) -> tuple[Tensor, Tensor]:
+        right_E = torch.ones(E, dtype=torch.bool)
+        right_E[next(wrong)] = False
+        return linear(slopes(3))(delta_ELD)[0], right_E
+
+    assert climbed(look, 1.0, steps=3).resisted_E.tolist() == [False, False, True]
+
+
 def test_the_statistics_over_examples() -> None:
     """Increases of 1, 2 and 6; what a second start reached is 1, 1 and 3 below the first's."""
     reached_SE = torch.tensor([[2.0, 3.0, 7.0], [1.0, 2.0, 4.0]])
