@@ -200,6 +200,15 @@ def test_either_term_can_be_left_out_with_its_cost() -> None:
     assert list(method.state_dict()) == ["updates"]
 
 
+def test_a_restored_teacher_is_saved_again_also_before_the_first_batch_has_met_it() -> None:
+    first, second = SMART(SMARTConfig()), SMART(SMARTConfig())
+    update(first, Watched(tiny_module()), tiny_batch())
+    state = {name: value.clone() for name, value in first.state_dict().items()}
+    second.load_state_dict(state)
+    assert second.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in second.state_dict().items())
+
+
 @pytest.mark.parametrize("kind", ["classification", "regression", "mlm"])
 def test_its_perturbation_changes_the_prediction_far_more_than_noise_in_the_same_ball(kind: Any) -> None:
     batch, module = tiny_batch(kind), tiny_module(kind)
