@@ -83,6 +83,22 @@ def test_magnitude_masks_exactly_its_share_and_the_heaviest_pairs(share: float) 
     assert ((terms["masked_share"] - share).abs() < 0.02).all()
 
 
+def test_magnitude_goes_by_weights_of_which_dropout_takes_none() -> None:
+    """Those that it takes would count as the lightest."""
+    module, batch, found = tiny_module(dropout=0.5), tiny_batch(), list[Tensor]()
+
+    def note(site: Any) -> None:
+        found.append(site.weights())
+
+    module.train()
+    module(batch, Perturb(attend=note))
+    assert len(found) == LAYERS
+    for weights_BHLL in found:
+        assert (weights_BHLL > 0)[:, :, :, 0].all()
+        torch.testing.assert_close(weights_BHLL.sum(-1), torch.ones(weights_BHLL.shape[:-1]))
+    assert all(part.training for part in module.model.modules())
+
+
 def test_shares_follow_the_schedule_step_by_step_and_layer_by_layer(tmp_path: Path) -> None:
     options = schedule(tmp_path / "metrics.jsonl", [1, 3], [[0.0, 1.0], [1.0, 0.0]])
     method = RandomMask(options)
