@@ -170,6 +170,14 @@ def test_a_text_in_capitals_is_the_same() -> None:
     assert minhash.signature(text.upper()) == minhash.signature(text)
 
 
+def test_the_share_from_which_documents_are_duplicates_is_one(tmp_path: Path) -> None:
+    signatures = [minhash.signature(variant(1, changed)) for changed in (0, 35)]
+    share = float(np.equal(*map(np.array, signatures)).mean())
+    minhash.save(tmp_path, 0, [0, 1], signatures)
+    assert minhash.find(tmp_path, 1, share).near.tolist() == [False, True]
+    assert minhash.find(tmp_path, 1, share + 0.001).near.tolist() == [False, False]
+
+
 @pytest.mark.parametrize("length", [45, 300])
 @pytest.mark.parametrize("script", [0x61, 0xA980])
 def test_what_stands_without_spaces_beside_characters_is_no_single_word(script: int, length: int) -> None:
