@@ -27,9 +27,11 @@ from pretrain import figures, loop
 from pretrain.config import PretrainConfig, check
 from pretrain.export import ExportConfig, export
 from pretrain.loop import train
+from pretrain.objective import MaskedLM, evaluate
 from pretrain.process import run as command
 from pretrain.resume import inputs, newest, only_run
 from pretrain.run import build
+from tests.asa.conftest import tiny_batch, tiny_engine, tiny_module
 from tests.pretrain.conftest import losses, make_model
 
 CPU = torch.device("cpu")
@@ -635,3 +637,11 @@ def test_the_lines_of_a_run_are_on_disk_before_the_checkpoint_that_goes_on_behin
     monkeypatch.setattr(checkpoint, "save", lambda *given: (done.append("checkpoint"), save(*given)))
     train(replace(request_, method="vanilla", steps=2, save_every=1), CPU)
     assert done == ["lines", "checkpoint"] * 2 + ["lines"]  # the last: of the end
+
+
+def test_heldout_figures_are_of_the_model_without_dropout_and_training_goes_on_with_it() -> None:
+    """Two models of the same weights."""
+    modules = [tiny_module(dropout=dropout) for dropout in (0.0, 0.5)]
+    still, noisy = (evaluate(MaskedLM(), tiny_engine(module.train()), [tiny_batch()]) for module in modules)
+    assert still == noisy
+    assert all(part.training for part in modules[1].modules())
