@@ -23,13 +23,16 @@ from transformers import (
 
 from asa import checkpoint, hf, record
 from asa.config import from_dict, to_dict
+from asa.engine import PlainEngine
 from asa.errors import RequestError, WorkError
+from asa.optim import OptimConfig
 from asa.tokenizer import load_tokenizer
 from pretrain.config import PretrainConfig, RTDConfig, check
 from pretrain.export import PARITY, ExportConfig, export
 from pretrain.loop import train
-from pretrain.objective import ReplacedTokens
+from pretrain.objective import ReplacedTokens, evaluate
 from pretrain.resume import newest
+from tests.contract.worker import micro_batch
 from tests.pretrain.conftest import LENGTH, make_model
 from tests.pretrain.rtd_worker import EVERY, QUICK, STEPS, build
 from tests.ranks import run_ranks
@@ -64,6 +67,17 @@ def test_update_equals_the_plain_reference(
     for name, value in expected.items():
         scale = max(1.0, value.abs().max().item())
         assert (found[name] - value).abs().max().item() <= TOLERANCE * scale, name
+
+
+def test_a_batch_that_only_keeps_the_ranks_together_changes_no_heldout_figure() -> None:
+    """Its row is another batch's, of which the discriminator would be asked twice."""
+    engine, batch = PlainEngine(build("electra", "vanilla"), OptimConfig(), 1, CPU), micro_batch(0, 0, 1)
+    nothing = torch.zeros(0, dtype=torch.long)
+    first = {name: value[:1] for name, value in batch.inputs.items()}
+    empty = replace(batch, inputs=first, labels=nothing, positions=nothing)
+    alone, beside = (evaluate(ReplacedTokens(0.5), engine, batches) for batches in ([batch], [batch, empty]))
+    assert alone is not None
+    assert beside == pytest.approx(alone, rel=1e-6)
 
 
 @pytest.mark.slow
