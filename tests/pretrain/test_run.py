@@ -645,3 +645,17 @@ def test_heldout_figures_are_of_the_model_without_dropout_and_training_goes_on_w
     still, noisy = (evaluate(MaskedLM(), tiny_engine(module.train()), [tiny_batch()]) for module in modules)
     assert still == noisy
     assert all(part.training for part in modules[1].modules())
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_stopped_run_has_its_signals_code_and_a_launchers_rank_none(
+    launched: bool, request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed's launcher takes the code of a rank for a failure, and ends the others at once."""
+    monkeypatch.setattr("pretrain.loop.train", lambda *_: 15)
+    monkeypatch.setattr(dist, "init", lambda *_: None)
+    monkeypatch.setattr(dist, "left", nullcontext)
+    monkeypatch.setenv("RANK", "0") if launched else monkeypatch.delenv("RANK", raising=False)
+    given = ["--data", str(request_.data), "--model", str(request_.model), "--out", str(request_.out)]
+    with nullcontext() if launched else pytest.raises(SystemExit, match="143"):
+        command(given)
