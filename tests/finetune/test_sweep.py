@@ -28,7 +28,7 @@ from finetune.config import FinetuneConfig, check
 from finetune.facts import settings
 from finetune.recipes import resolved
 from finetune.run import Cell, Run
-from finetune.sweep import Sweep, _line, _published, check_model, plan, sweep
+from finetune.sweep import Sweep, _answer, _line, _published, check_model, plan, sweep
 from finetune.tasks.spec import TaskConfig
 from tests.finetune.conftest import CLASSES, Given, Make, events, small_task, write_task
 
@@ -481,3 +481,11 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         main()
     assert isinstance(stop.value.code, int)
     return stop.value.code
+
+
+def test_where_wrong_requests_and_failed_work_come_together_the_work_has_failed() -> None:
+    """Its exit code, 1, tells that to mend the request is not enough."""
+    wrong, failed = RequestError("no such model"), WorkError("the disk is full")
+    for errors, kind in (([wrong], RequestError), ([wrong, failed], WorkError), ([failed, wrong], WorkError)):
+        with pytest.raises(kind, match=f"^{len(errors)} of 3 runs failed"):
+            _answer({f"run {n}": error for n, error in enumerate(errors)}, [], 3)
