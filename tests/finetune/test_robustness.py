@@ -91,6 +91,17 @@ def test_random_starts_reach_what_the_clean_start_cannot_and_nothing_is_ever_los
     assert climbed(hill, 0.5, starts=3).increase_E.tolist() == [0, 0, 0]
 
 
+def test_what_a_random_start_reaches_is_its_own_and_not_the_clean_examples() -> None:
+    """By how much starts differ the report tells whether the ascents find one maximum."""
+
+    def hill(delta_ELD: Tensor) -> tuple[Tensor, Tensor]:
+        return -delta_ELD.square().sum((1, 2)), torch.ones(E, dtype=torch.bool)
+
+    reached_SE = climbed(hill, 0.5, steps=0, starts=2).reached_SE
+    assert reached_SE[0].tolist() == [0, 0, 0]
+    assert (reached_SE[1] < 0).all()
+
+
 def test_an_example_resists_that_is_right_at_every_point_and_not_at_the_last_alone() -> None:
     """Each example is wrong at another point: the clean one, in the middle of the way, none."""
     wrong = iter([[0], [], [1], [], []])
