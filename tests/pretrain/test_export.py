@@ -50,6 +50,16 @@ def test_logits_that_are_all_too_high_or_too_low_differ(shift: float, model: Pat
     assert parity(Part(".", trained, AutoModelForMaskedLM), model) == pytest.approx(0.5, abs=1e-5)
 
 
+def test_logits_that_are_no_numbers_are_not_exported(
+    request_: PretrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(replace(request_, method="vanilla", steps=1, eval_every=100), CPU)
+    monkeypatch.setattr(export_module, "parity", lambda *_: float("nan"))
+    with pytest.raises(WorkError, match="the exported logits differ from the trained ones by nan"):
+        export(ExportConfig(checkpoint=request_.out, out=tmp_path / "export"))
+    assert not (tmp_path / "export").exists()
+
+
 def test_nothing_is_exported_among_the_checkpoints_of_a_run(request_: PretrainConfig) -> None:
     train(replace(request_, steps=1, eval_every=100), CPU)
     for inner in ("step-1", "step-2", "step-2/hf/export"):
