@@ -21,7 +21,7 @@ from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from launch.__main__ import finetune_commands, reads_the_hub
 from launch.command import deepspeed_command, environment, inherited, remote_signals
-from launch.nodes import Nodes
+from launch.nodes import Nodes, find_nodes
 from launch.options import ClusterOptions, FinetuneOptions
 from pretrain.config import PretrainConfig
 from tests.finetune.conftest import Make, given, make, model_folder, task_folder
@@ -412,3 +412,11 @@ def test_a_command_that_needs_no_model_loads_none_nor_the_other_stage(
     loaded = set(said.splitlines()[-1].split())
     assert {f"{stage}.config", "asa.attention", "torch"} <= loaded
     assert not loaded & {"transformers.modeling_utils", "asa.biased", "sklearn", "scipy.stats", "deepspeed", other}
+
+
+@pytest.mark.parametrize(("batch", "processes"), [(8, 4), (6, 3), (7, 1)])
+def test_without_a_number_as_many_devices_are_taken_as_share_the_batch(
+    batch: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.nodes.devices", lambda: 4)
+    assert find_nodes(ClusterOptions(), batch).slots == {"localhost": processes}
