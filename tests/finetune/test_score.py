@@ -292,6 +292,15 @@ def test_a_models_folder_that_was_changed_is_its_runs_no_more_but_has_seen_its_r
         find(folder, "--models")
 
 
+def test_a_runs_model_that_has_lost_a_byte_since_is_not_scored(given: Given, tmp_path: Path) -> None:
+    sweep(given(max_steps=1, save_model=True))
+    run = tmp_path / "runs" / "colours" / "tiny-vanilla-0"
+    weights = run / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    with pytest.raises(WorkError, match=r"model\.safetensors is damaged"):
+        find(run, "--models")
+
+
 def test_of_two_runs_on_a_task_the_last_says_how_its_rows_are_split(tmp_path: Path) -> None:
     earlier = [{"task": "mine", "split": {"holdout": 0.4}}, {"task": "other", "split": {"holdout": 0.3}}]
     run = {"task": "mine", "task_facts": {"rows": {}}, "config": {"holdout": 0.2}, "earlier": earlier}
