@@ -507,6 +507,7 @@ def test_held_out_rows_follow_from_their_content_and_no_row_is_lost(
     moved = Split(*[[column[at] for at in order] for column in split])  # type: ignore[index]
     assert set(held_out(moved, share)[1].texts) == set(held.texts)
     assert set(thinned(split, 2).texts) == set(thinned(moved, 2).texts)
+    assert thinned(split, 2).ids == sorted(thinned(split, 2).ids, key=int)
     assert repeated(held, rest) == 0
 
 
