@@ -1,6 +1,7 @@
 """Checkpoint -> an ordinary Hugging Face folder, published only after its logits equal the trained module's."""
 
 import copy
+import math
 import re
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -61,7 +62,9 @@ def export(request: ExportConfig) -> float:
             (folder / "README.md").write_text(about)
             if trained.adversary is not None:
                 trained.adversary.save_pretrained(folder)
-        difference = max(parity(part, folder / part.path) for part in parts)
+        differences = [parity(part, folder / part.path) for part in parts]
+        # NaN is first then; a maximum alone would hide one behind another part's.
+        difference = max(differences, key=lambda one: math.inf if math.isnan(one) else one)
         if not difference <= PARITY:
             raise WorkError(
                 f"the exported logits differ from the trained ones by {difference:.1e}, more than {PARITY:g}"

@@ -53,8 +53,15 @@ def test_logits_that_are_all_too_high_or_too_low_differ(shift: float, model: Pat
 def test_logits_that_are_no_numbers_are_not_exported(
     request_: PretrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of whichever part, where there are several."""
     train(replace(request_, method="vanilla", steps=1, eval_every=100), CPU)
-    monkeypatch.setattr(export_module, "parity", lambda *_: float("nan"))
+
+    def parts(trained: Any) -> list[Part]:
+        return [Part(path, trained.model, AutoModelForMaskedLM) for path in (".", "encoder", "generator")]
+
+    monkeypatch.setattr(export_module, "_parts", parts)
+    found = iter([0.0, float("nan"), 0.0])
+    monkeypatch.setattr(export_module, "parity", lambda *_: next(found))
     with pytest.raises(WorkError, match="the exported logits differ from the trained ones by nan"):
         export(ExportConfig(checkpoint=request_.out, out=tmp_path / "export"))
     assert not (tmp_path / "export").exists()
