@@ -168,6 +168,7 @@ def _bracketed(cls: Any, argv: list[str]) -> list[str]:
     """Lists as YAML: `--seeds 0,1` as [0,1], and a lone path as a list, not as a file that lists paths."""
     flags = {f"--{name}": element for name, element in sequences(cls).items()}
     _refuse_repeated(argv, flags)
+    _refuse_whole(cls, argv)
     split = apart(argv, lambda part: part.partition("=")[0] in flags)
     for index in range(1, len(split)):
         element = flags.get(split[index - 1])
@@ -186,6 +187,19 @@ def _refuse_repeated(argv: list[str], flags: Collection[str]) -> None:
         if flag in flags and flag in before:
             raise RequestError(f"{flag} is given twice; give all at once, {flag} '[A,B]'")
         before.add(flag.removesuffix("+"))
+
+
+def _refuse_whole(cls: Any, argv: list[str]) -> None:
+    """Raises RequestError for names given as a whole beside one of them, of which the parser would drop some, and for
+    a name in a list, which has none."""
+    given = [part.partition("=")[0] for part in argv if part.startswith("--")]
+    for name in sequences(cls):
+        if one := next((flag for flag in given if flag.startswith(f"--{name}.")), None):
+            raise RequestError(f"{one}: {name} is a list and has no names; set --{name} A,B")
+    for whole in (f"--{name}" for name, hint in get_type_hints(cls).items() if get_origin(hint) is dict):
+        one = next((flag for flag in given if flag.startswith(f"{whole}.")), None)
+        if whole in given and one:
+            raise RequestError(f"{whole} is given as a whole and by {one}; give all in one way")
 
 
 def _refuse_sixties(cls: Any, argv: list[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import yaml
 
-from asa.config import did_you_mean
+from asa.config import EXPONENT, did_you_mean
 from asa.errors import RequestError
 
 MERGE = "tag:yaml.org,2002:merge"
@@ -64,9 +64,7 @@ Loader.yaml_implicit_resolvers = {
 }
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
 Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_yaml_float)
-# 1e-5 and 1.5e5 are numbers, as the parser has them, where YAML 1.1 asks for a point and a sign.
-_EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
-Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
 
 
 class _Quoted(yaml.SafeDumper):
@@ -144,14 +142,22 @@ def names_of(cls: Any, contents: Sequence[str]) -> str | None:
 
 
 def _refuse_both(cls: Any, keys: dict[str, Any], where: object) -> None:
-    """Raises RequestError for a group's file or text beside a dotted key of the group, for which the parser would drop
-    it, though there is no such file."""
+    """Raises RequestError for a group's block, file or text beside a dotted key of the group, of which the parser would
+    drop one, though there is no such file. Names are kept wherever they stand."""
     hints = get_type_hints(cls)
     for key in keys:
         group, dot, _ = key.partition(".")
-        given = keys.get(group)
-        if dot and isinstance(given, str) and is_dataclass(hints.get(group)):
-            other = f"{group}: {given}"
+        given, hint = keys.get(group), hints.get(group)
+        if not is_dataclass(hint):
+            continue
+        if not dot and given is None:
+            raise RequestError(f"{where} has {group}: null, allowed: keys with their values; leave {group} out")
+        if isinstance(given, dict) and not dot:
+            _refuse_both(hint, given, where)
+        ends = [end for end, sign in enumerate(f"{key}.") if sign == "."]
+        named = isinstance(given, dict) and any(get_origin(type_of(cls, key[:end])) is dict for end in ends)
+        if dot and isinstance(given, str | dict) and not named:
+            other = f"{group}: {given}" if isinstance(given, str) else f"the block {group}"
             raise RequestError(f"{where} has {other} and {key}, which would take its place; put {key} into the former")
 
 

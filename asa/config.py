@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast, dataclass_transform
@@ -19,6 +20,8 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from asa.errors import RequestError
 
 T = TypeVar("T")
+# 1e-5 and 1.5e5 are numbers for our commands, where YAML 1.1 asks for a point and a sign.
+EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
 # What Trainer's arguments and run_glue, run_mlm call what our commands call otherwise.
 HUGGING_FACE = {
     "learning_rate": ("optim.lr",),
@@ -73,19 +76,29 @@ def from_dict(cls: type[T], values: dict[str, Any], *, prefix: str = "") -> T:
         raise RequestError("; ".join(_explain(cls, item, prefix) for item in error.errors())) from None
 
 
-def _filled(default: Any, values: dict[str, Any]) -> dict[str, Any]:
+def _filled(default: Any, values: Any) -> Any:
     """Values with what their groups leave out. Args: default, a config class or an instance of one."""
-    filled = dict(values)
+    if not isinstance(values, dict):
+        return values  # which is refused for what it is
+    filled = dict(cast("dict[str, Any]", values))
     for field in dataclasses.fields(default):
-        group, given = getattr(default, field.name, None), values.get(field.name)
+        group, given = getattr(default, field.name, None), filled.get(field.name)
         if dataclasses.is_dataclass(group) and isinstance(given, dict):
-            filled[field.name] = to_dict(group) | _filled(group, cast("dict[str, Any]", given))
+            filled[field.name] = to_dict(group) | _filled(group, given)
     return filled
 
 
 def save_yaml(value: Any, path: Path) -> None:
     """Write a config such that `--config path` gives it back."""
-    path.write_text(yaml.safe_dump(to_dict(value), sort_keys=False))
+    path.write_text(yaml.dump(to_dict(value), Dumper=_Dumper, sort_keys=False))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts a text in quotes where our commands would read it as a number, too: 1e5."""
+
+
+_untyped: Any = _Dumper  # types of PyYAML's are not known
+_untyped.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
 
 
 def sha256_of(value: Any) -> str:

@@ -80,7 +80,7 @@ def _figures(facts: dict[str, Any]) -> dict[str, str]:
         "tokens of documents": f"{tokens:,} ({tokens / max(places, 1):.1%} of all places)",
         "tokens cut off": f"{facts['tokens_cut']:,}",
         "documents kept": f"{documents['kept']:,} ({documents['heldout']:,} held out)",
-        "tokens per document": f"{tokens / max(documents['kept'], 1):.0f}",
+        "tokens per document": f"{(tokens + facts['tokens_cut']) / max(documents['kept'], 1):.0f}, as they came",
     }
     return named | {f"dropped, {reason}": f"{count:,}" for reason, count in documents["dropped"].items()}
 

@@ -76,14 +76,14 @@ class FinetuneConfig(MethodsConfig):
     train_rows: Count | None = None
     """Training rows at most, drawn by a fixed seed, the same for every run; null: all."""
     evals_per_epoch: Count = 1
-    """Evaluations on dev per pass over the training rows; one more follows the last step."""
+    """Evaluations on dev per pass over the training rows, at most one a step; the last step has one in any case."""
     patience: Count | None = None
     """Evaluations in a row without a better dev score after which a run ends; null: it goes on to its last step. The
     learning rate decays as if it did."""
     eval_batch: Count = 128
     """Rows per forward pass in evaluation."""
     log_every: Count = 20
-    """Optimizer steps per line of training metrics; a line holds their means."""
+    """Batches per line of training metrics (steps, but for freeat); a line holds their means."""
     save_every: Annotated[float, Field(ge=0)] = 60.0
     """Seconds between two saves of what an unfinished run goes on from after a kill, made with a log line; where a save
     takes t > 1 seconds, t times as many. 0: with every log line."""

@@ -13,19 +13,20 @@ from finetune.config import FinetuneConfig
 from finetune.facts import WHERE
 from finetune.tasks.spec import TaskConfig
 
+REQUESTS = ("train_rows", "holdout", "paper_compat", "adversary")  # which hold for all tasks and runs of a request
 PRESETS = Path(__file__).parents[1] / "configs" / "method"
 
 
 def resolved(given: dict[str, Any], task: TaskConfig, method: str) -> FinetuneConfig:
     """The config of the runs of a method on a task. Args: given, the keys that files and flags say, nested.
 
-    Raises: RequestError for a recipe that names models, methods, seeds or places.
+    Raises: RequestError for a recipe that names models, methods, seeds or places, or what tasks are loaded by.
     """
     base = from_dict(FinetuneConfig, given)
     published = preset(method, task.name) if base.tasks else {}  # a task of one's own may have any name
-    if wrong := sorted(task.recipe.keys() & set(WHERE)) if base.recipes else []:
+    if wrong := sorted(task.recipe.keys() & {*WHERE, *REQUESTS}) if base.recipes else []:
         raise RequestError(
-            f"task.recipe has {wrong[0]}, which is no setting of a run; set --{wrong[0]} and leave it out"
+            f"task.recipe has {wrong[0]}, which is no setting of single runs; set --{wrong[0]} and leave it out"
         )
     layers = [task.recipe, published] if base.recipes else []
     values = merged(*layers, given)

@@ -49,7 +49,7 @@ class PretrainConfig(MethodsConfig):
     asa_sparse, asa_freelb, random_mask (naive masking), pgd, freeat, yopo, freelb, fgm, smart, smart_released, alum,
     vat, r3f, r_drop or creat; docs/methods.md describes them."""
     steps: Annotated[int, Field(ge=1)] = 20_000
-    """Optimizer steps."""
+    """Optimizer steps (of freeat steps of `replays` updates each): batches of `global_batch` rows."""
     global_batch: Annotated[int, Field(ge=1, le=2**20)] = 1024
     """Rows per optimizer step over all processes; the rows of a step depend on it and the seed alone."""
     micro_batch: Annotated[int, Field(ge=1)] = 128
@@ -65,7 +65,8 @@ class PretrainConfig(MethodsConfig):
     offload: bool = False
     """Keep the optimizer's state, 12 bytes per parameter, in the CPU's memory and update there; ZeRO 1, 2 or 3."""
     precision: Precision = "fp32"
-    """Arithmetic of model and gradients; the adversary and all losses stay fp32. fp16 needs a GPU."""
+    """Arithmetic of model, adversary and gradients; the adversary's scores and all losses are computed in fp32. fp16
+    needs a GPU."""
     deterministic: bool = False
     """Only kernels that give the same bits every time, which CUDA's fastest do not: a resumed run on GPUs needs it to
     equal the uninterrupted one bit for bit. On a CPU they do so anyway."""
@@ -122,9 +123,11 @@ class ExportConfig:
 
 
 def unread_by(objective: str, method: str) -> set[str]:
-    """Groups and dotted names of settings that the method reads, if it is ours, and not with this objective: the other
-    one's, and those of losses of a kind that it does not have."""
+    """Groups and dotted names of settings that the method's groups have and that are not read: the other objective's,
+    those of losses of a kind that this one does not have, and what asa_freelb has in another way."""
     others = {"rtd"} if objective == "mlm" else set[str]()
+    if method == "asa_freelb":
+        others |= {"asa.dropout", "asa.stop_gradient"}  # its passes have freelb.dropout and one fixed target
     if method not in OURS:
         return others
     return others | {"asa.regression", "asa.token_mean" if objective == "mlm" else "asa.sentence"}

@@ -5,14 +5,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 
 import cli
 from asa import dist, fused
 from asa.errors import Apart, RequestError, WorkError
-from asa.methods import flags_of, flags_unread
+from asa.methods import flags_of, flags_unread, groups_unread
 from asa.typed import deterministic
+from keys import apart, entry
 from pretrain.config import PretrainConfig, check, unread_by
 
 NEVER = timedelta(days=365)
@@ -27,9 +30,12 @@ def run(argv: list[str]) -> None:
     cuda = torch.cuda.is_available()
     if (unread := flags_unread(argv, [request.method])) and not rank():
         print(f"note: method {request.method} does not read {', '.join(unread)}", flush=True)
+    for unused in () if rank() else entries_unread(argv, request.method):
+        print(f"note: method {request.method} reads nothing of {unused}; another one is set by --method", flush=True)
     others = [flag for flag in flags_of(unread_by(request.objective, request.method), argv) if flag not in unread]
     if others and not rank():
-        print(f"note: objective {request.objective} does not read {', '.join(others)}", flush=True)
+        both = f"method {request.method} with objective {request.objective}"
+        print(f"note: {both} does not read {', '.join(others)}", flush=True)
     with told_on_each_machine():
         check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
     # DeepSpeed asks for it even where no launcher has set it.
@@ -66,6 +72,16 @@ def told_on_each_machine() -> Iterator[None]:
         if rank() and os.environ.get("LOCAL_RANK") == "0":
             print(f"error on rank {rank()}: {error}", file=sys.stderr)
         raise
+
+
+def entries_unread(argv: list[str], method: str) -> Iterator[str]:
+    """Of the FILE:ENTRY that a command is given those with settings of other methods alone."""
+    for flag, value in pairwise(apart(argv, lambda part: part.startswith("--config="))):
+        file, colon, name = value.rpartition(":")
+        if flag == "--config" and colon and file.endswith(".yaml"):
+            groups = {key.partition(".")[0] for key in entry(Path(file), name)}
+            if groups and groups <= groups_unread(method):
+                yield value
 
 
 def rank() -> int:

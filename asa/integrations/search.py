@@ -10,6 +10,9 @@ from transformers.trainer_utils import HPSearchBackend
 from asa.config import flat
 from asa.errors import RequestError
 from asa.integrations.base import TypedTrainer
+from asa.methods import MethodsConfig
+
+GROUPS = {field.name for field in fields(MethodsConfig)}
 
 
 class SearchingTrainer(TypedTrainer):
@@ -68,7 +71,7 @@ def _wrong_trial(trainer: "SearchingTrainer", given: Mapping[str, Any], settings
     computed = trainer.accelerator.mixed_precision
     for name, value in flat(dict(given)).items():  # a method's settings may be told by groups
         got = getattr(trainer.args, name, None)
-        if name in own and not hasattr(trainer.args, name):
+        if (name in own or name.partition(".")[0] in GROUPS) and not hasattr(trainer.args, name):
             yield (
                 f"hp_space has {name!r}, a setting of the method, which no trial gets; leave it out, and make a trainer"
                 " with its own options= for each value"

@@ -31,7 +31,7 @@ from asa.integrations.refusals import (
 )
 from asa.integrations.search import SearchingTrainer
 from asa.integrations.tasks import classes_of, kind_of, to_batch, totals
-from asa.methods import METHODS, At, MethodsConfig, build_method, groups_read, limits
+from asa.methods import METHODS, At, MethodsConfig, build_method, groups_read, limits, source_sha256
 from asa.model import TaskModel
 from asa.typed import fork_rng
 
@@ -87,7 +87,7 @@ class AdversarialTrainer(SearchingTrainer):
         kind: Kind | None = None,
         **keywords: Any,
     ) -> None:
-        outside = ":" in str(method)  # which build_method loads
+        outside = isinstance(cast("Any", method), str) and ":" in method  # which build_method loads
         if method not in list(METHODS) and not outside:  # of whatever type it is
             raise RequestError(
                 f"method {method!r} is unknown; set method= to one of {', '.join(METHODS)}, or MODULE:BUILDER"
@@ -225,6 +225,10 @@ class AdversarialTrainer(SearchingTrainer):
         """Trainer's log; a line with the training loss also gets the method's terms."""
         if "loss" in logs:
             terms = self._means.drain()
+            if taken := sorted(terms.keys() & (logs.keys() - {"loss"})):
+                raise RequestError(
+                    f"a term of the method is called {taken[0]!r}, as a figure of Trainer's is; rename it"
+                )
             logs.update((name, value) for name, value in terms.items() if name != "loss")
         super().log(logs, start_time)
 
@@ -289,6 +293,8 @@ def _settings(name: str, options: MethodsConfig) -> dict[str, Any]:
     found = flat({group: settings[group] for group in groups_read(name)})
     if (schedule := found.get("random_mask.schedule")) is not None:
         found["random_mask.schedule"] = manifest.file_sha256(Path(schedule))
+    if (source := source_sha256(name)) is not None:
+        found["the method's file"] = source
     return found
 
 

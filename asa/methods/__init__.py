@@ -77,15 +77,15 @@ _GROUPS = {"vanilla": (), "asa_sparse": ("asa", "asa_sparse"), "asa_freelb": ("a
 
 
 _loaded: dict[str, str] = {}  # modules from outside, with the sha256 that their files had when they were loaded
+_builders: dict[str, object] = {}  # of methods from outside, by name
 
 
 def known(name: str) -> str:
     """The name of a method. Raises ValueError for one that is none, with the names there are."""
-    if name in METHODS:
-        return name
     module, colon, builder = name.partition(":")
-    if colon:
+    if colon and (name not in METHODS or name in _builders):  # found anew: its module may have been reloaded
         METHODS[name] = _outside(module, builder)
+    if name in METHODS:
         return name
     hint = did_you_mean(difflib.get_close_matches(name, METHODS, n=1))
     raise ValueError(f"no method {name!r}; {hint}allowed: {', '.join(METHODS)}, or MODULE:BUILDER for one of your own")
@@ -119,8 +119,10 @@ def _outside(module: str, builder: str) -> Callable[[MethodsConfig], Method]:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
     else:
         if callable(found) and _takes_settings(found):
-            if loaded.__file__:
-                _loaded.setdefault(module, file_sha256(Path(loaded.__file__)))
+            before = _builders.setdefault(f"{module}:{builder}", found)
+            if loaded.__file__ and (module not in _loaded or before is not found):
+                _loaded[module] = file_sha256(Path(loaded.__file__))
+            _builders[f"{module}:{builder}"] = found
             build = cast("Callable[[MethodsConfig], Method]", found)
             return lambda config: cast("Method", Outside(f"{module}:{builder}", build(config)))
         why = f"{builder} of {module} is not callable with the settings alone"

@@ -37,6 +37,10 @@ def from_hub(task: TaskConfig, config: FinetuneConfig) -> bool:
 
 
 def _changed(task: TaskConfig, keys: dict[str, Any], compat: bool) -> TaskConfig:
+    if "recipe" in keys or "recipe" in task.paper_compat:
+        raise RequestError(
+            f"task {task.name!r} has a recipe of its own for a place or for the papers; give one, as recipe"
+        )
     values = {**to_dict(task), **keys}
     return from_dict(TaskConfig, {**values, **(values["paper_compat"] if compat else {})})
 

@@ -130,7 +130,8 @@ class TaskConfig:
     metrics: tuple[str, ...] = ()
     """Scores by name, the first of which chooses the epoch; empty: those usual for the kind."""
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Published settings of the task: keys of FinetuneConfig, but for models, methods, seeds and where things are."""
+    """Published settings of the task: keys of FinetuneConfig, but for models, methods, seeds and where things are, and
+    for train_rows, holdout, paper_compat and adversary."""
     paper_compat: dict[str, Any] = field(default_factory=dict)
     """Keys of the task that FinetuneConfig.paper_compat changes."""
     partial: str = ""

@@ -552,6 +552,55 @@ def test_a_groups_file_beside_a_dotted_key_of_it_is_refused(tmp_path: Path) -> N
         parse(Outer, ["--folder", "f", "--config", inline], "prog")
 
 
+@pytest.mark.parametrize(
+    "text", ["inner.rate: 0.25\ninner: {marks: {a: x}}\n", "inner: {rate: 0.5}\ninner.rate: 0.25\n"]
+)
+def test_a_groups_block_beside_a_dotted_key_of_it_is_refused(text: str, tmp_path: Path) -> None:
+    """The parser would drop the key above the block, and of one key given in both keep the later."""
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(
+        RequestError, match=r"a.yaml has the block inner and inner.rate, .* put inner.rate into the form"
+    ):
+        parse(Outer, ["--folder", "f", "--config", str(tmp_path / "a.yaml")], "prog")
+    (tmp_path / "b.yaml").write_text("inner.rate: 0.25\n")
+    (tmp_path / "c.yaml").write_text("inner: {marks: {a: x}}\n")
+    files = [part for name in "bc" for part in ("--config", str(tmp_path / f"{name}.yaml"))]
+    assert parse(Outer, ["--folder", "f", *files], "prog").inner == Inner(rate=0.25, marks={"a": "x"})
+
+
+def test_a_group_that_is_null_in_a_file_is_refused(tmp_path: Path) -> None:
+    """It would be the defaults, over what an earlier file has said."""
+    (tmp_path / "a.yaml").write_text("inner: null\n")
+    with pytest.raises(RequestError, match=r"a.yaml has inner: null, allowed: keys with their values; leave inner out"):
+        parse(Outer, ["--folder", "f", "--config", str(tmp_path / "a.yaml"), "--inner.rate", "1"], "prog")
+
+
+def test_a_text_that_looks_like_a_number_is_written_as_text(tmp_path: Path) -> None:
+    save_yaml(
+        Outer(folder=Path("1e5"), names={"a": Path("0.5"), "b": Path("-1.5E3")}, weight=1e-5), tmp_path / "a.yaml"
+    )
+    found = parse(Outer, ["--config", str(tmp_path / "a.yaml")], "prog")
+    assert (found.folder, found.names, found.weight) == (Path("1e5"), {"a": Path("0.5"), "b": Path("-1.5E3")}, 1e-5)
+
+
+@pytest.mark.parametrize("values", [[1, 2], None, "x"])
+def test_what_is_no_keys_is_refused_as_a_config(values: Any) -> None:
+    with pytest.raises(RequestError, match="allowed: keys with their values"):
+        from_dict(Inner, values)
+
+
+def test_a_name_in_a_list_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"--seeds.a: seeds is a list and has no names; set --seeds A,B"):
+        parse(Outer, ["--folder", "f", "--seeds.a", "1"], "prog")
+
+
+def test_names_as_a_whole_beside_one_of_them_are_refused() -> None:
+    """Of two flags the parser would keep the whole and drop the name before it."""
+    for argv in (["--numbers.a", "1", "--numbers", "{b: 2}"], ["--numbers={b: 2}", "--numbers.a=1"]):
+        with pytest.raises(RequestError, match=r"--numbers is given as a whole and by --numbers.a; give"):
+            parse(Outer, ["--folder", "f", *argv], "prog")
+
+
 def test_a_groups_text_may_be_longer_than_a_files_name(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"inner: '{{\"rate\": 0.25{' ' * 300}}}'\n")
     assert parse(Outer, ["--folder", "f", "--config", str(tmp_path / "a.yaml")], "prog").inner.rate == 0.25

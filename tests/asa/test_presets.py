@@ -15,7 +15,7 @@ from pretrain.config import PretrainConfig
 
 FOLDER = Path("configs/method")
 ENTRIES = [(path, entry) for path in sorted(FOLDER.glob("*.yaml")) for entry in yaml.safe_load(path.read_text())]
-SHARED = {"asa_sparse": {"asa", "asa_sparse"}, "asa_freelb": {"asa", "freelb"}}  # settings that several methods read
+SHARED = {"asa_freelb": {"freelb"}}  # which has no settings of its own
 STAGES: list[tuple[Any, list[str]]] = [
     (PretrainConfig, ["--data", "d", "--model", "m", "--out", "o"]),
     (FinetuneConfig, ["--config", "configs/finetune/quickstart.yaml"]),
@@ -47,6 +47,13 @@ def test_both_stages_take_entries_and_what_comes_later_has_the_last_word(stage: 
     assert (found.freelb.radius, found.freelb.step_size, found.freelb.passes) == (0.15, 0.03, 5)
     assert (found.pgd.radius, found.pgd.ascents) == (0.2, 2)
     assert found.asa.tau == parse(stage, request_, "prog").asa.tau
+
+
+@pytest.mark.parametrize(("stage", "request_"), STAGES, ids=["pretrain", "finetune"])
+@pytest.mark.parametrize("entry", ["asa_sparse.yaml:every-2", "asa_freelb.yaml:bert-base"])
+def test_variants_of_asa_keep_the_tau_of_their_stage(stage: Any, request_: list[str], entry: str) -> None:
+    found = parse(stage, [*request_, "--config", f"{FOLDER}/{entry}"], "prog")
+    assert found.asa == parse(stage, request_, "prog").asa
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def test_the_quickstart_config_is_twelve_runs_a_seed_after_the_other(model_folde
     assert Run("small", "base", "asa", 3) in runs
 
 
-@pytest.mark.parametrize("key", ["seeds", "methods", "models", "out"])
+@pytest.mark.parametrize("key", ["seeds", "methods", "models", "out", "train_rows", "holdout", "paper_compat"])
 def test_a_recipe_has_settings_of_runs_and_nothing_else(key: str, given: Given, task_folder: Path) -> None:
     task = from_dict(TaskConfig, {"folder": task_folder, "recipe": {"batch": 4, key: "x"}})
     with pytest.raises(RequestError, match=rf"task.recipe has {key}, .*; set --{key} and leave it out"):

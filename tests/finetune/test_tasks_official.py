@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from asa.config import from_dict
+from asa.errors import RequestError
 from finetune.config import FinetuneConfig
 from finetune.tasks.checks import check_keys
 from finetune.tasks.load import load
 from finetune.tasks.places import _changed
-from finetune.tasks.spec import STANDARD, named
+from finetune.tasks.spec import STANDARD, TaskConfig, named
 from finetune.tasks.task import Task
 
 N = 6  # rows of a file
@@ -132,3 +133,11 @@ def test_a_download_is_read_as_it_comes(tmp_path: Path, name: str) -> None:
     assert (first.labels[0] if first.labels else None) == label
     assert first.ids[0] == "0"
     assert len(task.facts["files"]) == len(FILES[name])
+
+
+def test_a_recipe_for_a_place_or_the_papers_alone_is_refused() -> None:
+    """It would not be taken: what a run is settled by is the task before its place is known."""
+    recipe = {"recipe": {"batch": 7}}
+    for keys, compat in ((recipe, {}), ({}, recipe)):
+        with pytest.raises(RequestError, match=r"task 'x' has a recipe of its own for a place or for the papers"):
+            _changed(TaskConfig(name="x", paper_compat=compat), keys, False)

@@ -1,5 +1,6 @@
 """What AdversarialTrainer refuses: one line that says what to change, before anything is trained."""
 
+import importlib
 import math
 import subprocess
 import sys
@@ -316,6 +317,45 @@ def test_a_method_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         build(tmp_path, "no_method:plain")
 
 
+OWN = """from asa.methods.vanilla import Vanilla
+
+class Own(Vanilla):
+    def __init__(self, settings):
+        pass
+
+    def backward(self, engine, batch, at):
+        terms = super().backward(engine, batch, at)
+        return terms | {"NAME": terms["loss"]}
+"""
+
+
+def test_a_method_from_outside_is_what_its_module_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook loads it anew, and a checkpoint of the one before is not gone on from."""
+    file = tmp_path / "own_method.py"
+    file.write_text(OWN.replace("NAME", "first"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(methods, "METHODS", dict(METHODS))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    args = arguments(tmp_path / "out", max_steps=1, save_strategy="steps", save_steps=1)
+    trainer = build(tmp_path, "own_method:Own", args=args)
+    trainer.train()
+    assert any("first" in line for line in trainer.state.log_history)
+    file.write_text(OWN.replace("NAME", "grad_norm"))
+    importlib.reload(sys.modules["own_method"])
+    trainer = build(tmp_path, "own_method:Own", args=args)
+    with pytest.raises(RequestError, match="a term of the method is called 'grad_norm', as a figure of Trainer's"):
+        trainer.train()
+    with pytest.raises(RequestError, match="was trained with the method's file = '"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
+
+
+def test_an_answer_of_padding_alone_is_refused(tmp_path: Path) -> None:
+    data = rows("choice", 8)
+    data[3]["attention_mask"][int(data[3]["labels"])] = 0
+    with pytest.raises(RequestError, match="the answer of a question is padding alone; mend the data set"):
+        build(tmp_path, "vanilla", model=tiny_bert("choice"), train_dataset=data).train()
+
+
 def test_a_model_whose_outputs_have_no_names(tmp_path: Path) -> None:
     model = tiny_bert("classification")
     model.config.return_dict = False
@@ -363,6 +403,7 @@ def test_models(model: Any, kind: Any, message: str, tmp_path: Path) -> None:
         ({"options": {"asa": {}}}, "dict is no MethodsConfig"),
         ({"args": {"output_dir": "x"}}, r"dict is no TrainingArguments; give one, as args=TrainingArguments\(DIR\)"),
         ({"method": ["asa"]}, r"method \['asa'\] is unknown; set method= to one of"),
+        ({"method": ["a:b"]}, r"method \['a:b'\] is unknown; set method= to one of"),
     ],
 )
 def test_what_is_of_another_class(given: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def test_what_a_trial_has_is_asked_once(backend: Backend, tmp_path: Path) -> Non
         ({"tau": 0.5}, "hp_space has 'tau', a setting of the method, which no trial gets; leave it out"),
         ({"asa.tau": 0.5}, "hp_space has 'asa.tau', a setting of the method"),
         ({"asa": {"tau": 0.5}}, "hp_space has 'asa.tau', a setting of the method"),
+        ({"outside.size": 0.5}, "hp_space has 'outside.size', a setting of the method"),
+        ({"smart.radius": 0.5}, "hp_space has 'smart.radius', a setting of the method"),
         ({"bf16": True}, "bf16 = True in a trial: a trainer computes in the precision it was made with; leave it out"),
         (
             {"save_steps": 0.5},

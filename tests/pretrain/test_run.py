@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -457,17 +458,43 @@ def test_a_flag_of_another_objective_is_told(model: Path, tmp_path: Path, capsys
         "0.5",
     ]
     told = {
-        (
-            "mlm",
-            "asa",
-        ): "note: objective mlm does not read --asa.token_mean, --asa.regression, --rtd.generator_weight\n",
-        ("rtd", "asa"): "note: objective rtd does not read --asa.sentence, --asa.regression\n",
+        ("mlm", "asa"): "note: method asa with objective mlm does not read"
+        " --asa.token_mean, --asa.regression, --rtd.generator_weight\n",
+        ("rtd", "asa"): "note: method asa with objective rtd does not read --asa.sentence, --asa.regression\n",
         ("rtd", "vanilla"): "note: method vanilla does not read --asa.sentence, --asa.token_mean, --asa.regression\n",
     }
     for (objective, method), line in told.items():
         with pytest.raises(RequestError, match="none"):
             command([*given, "--objective", objective, "--method", method])
         assert capsys.readouterr().out == line
+
+
+def test_what_a_method_has_in_another_way_and_an_entry_of_another_one_are_told(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--data", str(tmp_path / "none"), "--model", str(model), "--out", str(tmp_path / "out")]
+    entries = "configs/method/alum.yaml:pre-training"
+    told = {
+        "asa": f"note: method asa reads nothing of {entries}; another one is set by --method\n",
+        "alum": "",
+        "asa_freelb": f"note: method asa_freelb reads nothing of {entries}; another one is set by --method\n"
+        "note: method asa_freelb with objective mlm does not read --asa.dropout\n",
+    }
+    for method, lines in told.items():
+        flags = ["--config", entries, "--method", method] + ["--asa.dropout=shared"] * (method == "asa_freelb")
+        with pytest.raises(RequestError, match="none"):
+            command([*given, *flags])
+        assert capsys.readouterr().out == lines
+
+
+def test_the_memory_of_a_run_is_not_that_of_what_started_it() -> None:
+    look = "import torch; from pretrain.figures import memory; print(memory(torch.device('cpu')))"
+    code = (
+        "import subprocess, sys, torch; held = torch.ones(2**28);"
+        f" print(subprocess.run([sys.executable, '-c', {look!r}], capture_output=True, text=True).stdout)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert 0.05 < float(found) < 1, "the process that started it holds 1.07 GB more"
 
 
 def test_shards_without_manifest(request_: PretrainConfig, tmp_path: Path) -> None:
