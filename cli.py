@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict, nearest
 from asa.errors import RequestError, WorkError
+from config_files import keep_texts, mixed, names_of
 from keys import (
     Loader,
     Misread,
@@ -30,12 +31,13 @@ from keys import (
     entry,
     flag_of,
     keys_of,
-    names_of,
     pairs,
     quoted,
     refuse_deep,
     refuse_entries,
     refuse_nested,
+    refuse_repeated,
+    refuse_whole,
     sequences,
     switched,
     told,
@@ -107,6 +109,7 @@ def given(
         printing = any(part.partition("=")[0] == "--print_config" for part in arguments)  # and then the program ends
         namespace = parser.parse_args(_dotted(cls, arguments), defaults=printing and show_defaults)
         found = {key: _without_paths(value) for key, value in namespace.as_dict().items() if key != "config"}
+        keep_texts(cls, found, arguments)
     interrupts.begin()
     return found
 
@@ -167,8 +170,8 @@ def _files_first(cls: Any, argv: list[str]) -> list[str]:
 def _bracketed(cls: Any, argv: list[str]) -> list[str]:
     """Lists as YAML: `--seeds 0,1` as [0,1], and a lone path as a list, not as a file that lists paths."""
     flags = {f"--{name}": element for name, element in sequences(cls).items()}
-    _refuse_repeated(argv, flags)
-    _refuse_whole(cls, argv)
+    refuse_repeated(argv, flags)
+    refuse_whole(cls, argv)
     split = apart(argv, lambda part: part.partition("=")[0] in flags)
     for index in range(1, len(split)):
         element = flags.get(split[index - 1])
@@ -177,29 +180,6 @@ def _bracketed(cls: Any, argv: list[str]) -> list[str]:
         elif element is str:
             split[index] = quoted(split[index])
     return split
-
-
-def _refuse_repeated(argv: list[str], flags: Collection[str]) -> None:
-    """Raises RequestError for a list given twice, of which the parser would keep the last; `--dumps+` adds to it."""
-    before = set[str]()
-    for part in argv:
-        flag = part.partition("=")[0]
-        if flag in flags and flag in before:
-            raise RequestError(f"{flag} is given twice; give all at once, {flag} '[A,B]'")
-        before.add(flag.removesuffix("+"))
-
-
-def _refuse_whole(cls: Any, argv: list[str]) -> None:
-    """Raises RequestError for names given as a whole beside one of them, of which the parser would drop some, and for
-    a name in a list, which has none."""
-    given = [part.partition("=")[0] for part in argv if part.startswith("--")]
-    for name in sequences(cls):
-        if one := next((flag for flag in given if flag.startswith(f"--{name}.")), None):
-            raise RequestError(f"{one}: {name} is a list and has no names; set --{name} A,B")
-    for whole in (f"--{name}" for name, hint in get_type_hints(cls).items() if get_origin(hint) is dict):
-        one = next((flag for flag in given if flag.startswith(f"{whole}.")), None)
-        if whole in given and one:
-            raise RequestError(f"{whole} is given as a whole and by {one}; give all in one way")
 
 
 def _refuse_sixties(cls: Any, argv: list[str]) -> None:
@@ -216,7 +196,13 @@ def _refuse_misread(cls: Any, argv: list[str]) -> None:
         hint = type_of(cls, flag.removeprefix("--"))
         if is_dataclass(hint) and os.path.isfile(value):  # no error for text that is too long for a name
             keys_of(Path(value))
-        elif flag == "--config" or is_dataclass(hint) or get_origin(hint) is dict or flag[2:] in sequences(cls):
+        elif (
+            flag == "--config"
+            or is_dataclass(hint)
+            or get_origin(hint) is dict
+            or flag[2:] in sequences(cls)
+            or flag[2:].partition(".")[0] in mixed(cls)
+        ):
             try:
                 with suppress(yaml.YAMLError):  # which the parser tells of
                     refuse_nested(value, yaml.load(value, Loader=Loader))

@@ -17,6 +17,7 @@ CODE = (
     "finetune",
     "launch",
     "cli.py",
+    "config_files.py",
     "keys.py",
     "streams.py",
     "interrupts.py",
