@@ -51,6 +51,15 @@ def test_steps_and_seeds_give_other_batches_and_the_same_ones_again(shards: Path
     assert not torch.equal(ids(0, 5), ids(0, 6))
 
 
+def test_a_row_is_masked_otherwise_in_every_step(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a model would be asked for the same words in every epoch."""
+    monkeypatch.setattr(Order, "__call__", lambda self, step: np.arange(self.global_batch))
+    one, other = (whole_step(shards, step, 1, 1)[0].positions for step in (0, 1))
+    assert one is not None
+    assert other is not None
+    assert not torch.equal(one, other)
+
+
 def test_what_was_made_ready_for_another_step_is_never_given(shards: Path) -> None:
     """Forward, back, again, and cut otherwise: as a fresh reader gives it."""
     reader = batches(shards)
