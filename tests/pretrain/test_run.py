@@ -355,6 +355,17 @@ def test_mfu_is_shown_where_one_steps_count_is_true_of_all(
     assert ["tokens_per_s" in line for line in lines] == [not shown, not shown, True]
 
 
+def test_the_time_of_evaluations_and_saves_is_no_part_of_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 10.0, 90.0, 100.0))
+    monkeypatch.setattr(figures, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    run: Any = SimpleNamespace(method=SimpleNamespace(uses_adversary=True))
+    meter = figures.Meter(run)
+    meter.steps = 5
+    with meter.paused():
+        pass
+    assert meter.rate() == 5 / 20
+
+
 def refused(config: PretrainConfig, world: int = 1) -> str:
     with pytest.raises((RequestError, WorkError)) as caught:
         check(config, world, cuda=False)
