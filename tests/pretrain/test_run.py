@@ -666,6 +666,28 @@ def test_every_step_of_every_rank_draws_its_own_dropout(monkeypatch: pytest.Monk
     assert seed(1, 2) == seed(1, 2)
 
 
+def test_a_method_is_told_of_the_updates_that_were_made_and_of_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SMART's teacher follows the weights."""
+    made, told = [True, False, True], list[int]()
+    monkeypatch.setattr(loop, "_not_applied", lambda *_: None)
+    steps = (StepStats(applied, 1.0, 0.1) for applied in made)
+    engine = SimpleNamespace(step=lambda norms: next(steps))
+    for step in range(len(made)):
+        run = SimpleNamespace(
+            config=SimpleNamespace(seed=5, slots=lambda world: 1),
+            step=step,
+            batches=SimpleNamespace(step=lambda *_: []),
+            objective=SimpleNamespace(prepare=lambda *_: ([], {})),
+            method=SimpleNamespace(replays=1, after_step=lambda _, step=step: told.append(step)),
+            faults=SimpleNamespace(applied=lambda: None),
+            device=CPU,
+            engine=engine,
+        )
+        session: Any = SimpleNamespace(run=run, watchdog=SimpleNamespace(beat=lambda: None))
+        loop.update(session, log=False)
+    assert told == [0, 2]
+
+
 def test_the_lines_of_a_run_are_on_disk_before_the_checkpoint_that_goes_on_behind_them(
     request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
