@@ -233,6 +233,13 @@ def test_the_loss_of_a_split_does_not_depend_on_how_many_rows_are_predicted_at_o
         assert parts == pytest.approx(whole, rel=1e-5)
 
 
+def test_predictions_are_those_of_the_model_without_dropout(make: Make, model_folder: Path) -> None:
+    data = encoded("classification", model_folder)
+    module, _ = build(Run("small", "tiny", "vanilla", 0), make(), small_task("classification"))
+    first, second = (predict(module.train(), data, 8, torch.device("cpu")).logits for _ in range(2))
+    assert all(np.array_equal(*rows) for rows in zip(first, second, strict=True))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_rank_without_rows_of_its_own_adds_nothing(method: str, make: Make, still_model: Path) -> None:
     config = make(models={"tiny": still_model}, methods=[method])
