@@ -191,6 +191,7 @@ def test_no_piece_of_a_text_is_a_special_token(tokenizer: Tokenizer, pieces: str
     tokenizer.save(str(path := tmp_path / "tokenizer.json"))
     found: Any = [tokenizer.id_to_token(token) for token in Encoder(path).encode("ab <s>ab</s> <mask>").tolist()]
     assert found == pieces.split()
+    assert tokenizer.token_to_id("<later>") not in Encoder(path).encode("ab <later>").tolist()
     for text in ("ab a", "ab new york"):
         assert Encoder(path).encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
