@@ -27,6 +27,15 @@ def test_a_file_is_put_in_place_at_the_end_alone(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut leaves an empty one by that name."""
+    path, forced = tmp_path / "file.txt", list[tuple[str, bool]]()
+    monkeypatch.setattr("asa.places.fsync", lambda one: forced.append((one.name, path.exists())))
+    with atomic_write(path) as partial:
+        partial.write_text("all")
+    assert forced == [("file.txt.partial", False), (tmp_path.name, True)]
+
+
 def test_no_folder_is_made_where_a_link_leads_nowhere_or_this_user_may_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
