@@ -649,6 +649,15 @@ def test_terms_that_are_one_tensor_are_summed_over_the_ranks_once(monkeypatch: p
     assert (values["loss"], values["task"]) == (3.0, 3.0)
 
 
+def test_tokens_per_second_are_those_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each of them makes all steps."""
+    monkeypatch.setattr("asa.dist.world", lambda: 4)
+    run: Any = SimpleNamespace(faults=SimpleNamespace(skipped=0), device=CPU, tokens_per_step=512)
+    meter: Any = SimpleNamespace(rate=lambda: 2.0, peak=None)
+    values = figures.figures(run, {"loss": torch.tensor(1.5)}, StepStats(True, 1.0, 0.1), meter)
+    assert values["tokens_per_s"] == 1024
+
+
 def test_every_step_of_every_rank_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(seed=5, slots=lambda world: 1)
     batches, method = SimpleNamespace(step=lambda *_: []), SimpleNamespace(replays=0)
