@@ -159,6 +159,16 @@ def test_a_step_of_several_updates_counts_as_one_fault() -> None:
     assert (faults.skipped, faults.in_a_row) == (4, 2)
 
 
+def test_faults_with_updates_between_them_stop_no_run() -> None:
+    """In weeks there may be more than skipping is tried in a row."""
+    engine = PlainEngine(TaskModel(tiny("bert"), "mlm"), OptimConfig(), 1, CPU)
+    faults, rows = Faults("skip"), [np.arange(2)]
+    for step in range(1, IN_A_ROW + 2):
+        faults.not_applied(engine, step, False, [torch.tensor(torch.nan)], rows, lambda fault: None)
+        faults.applied()
+    assert (faults.skipped, faults.in_a_row) == (IN_A_ROW + 1, 0)
+
+
 def test_a_weight_that_is_not_finite_is_named_and_no_policy_skips_it(
     config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
