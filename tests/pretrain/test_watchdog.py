@@ -77,6 +77,21 @@ with dog.watching():
 """
 
 
+def test_a_rank_that_is_stopped_is_silent_although_the_store_keeps_what_it_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [NOW]
+    monkeypatch.setattr("pretrain.watchdog.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("asa.dist.world", lambda: 2)
+    said = b'{"number": 1, "beats": 3, "at": "pretrain.loop:1"}'
+    store = SimpleNamespace(set=lambda *_: None, check=lambda _: True, get=lambda _: said)
+    dog = Watchdog(4.0, cast(Store, store))
+    for number in (1, 2):
+        dog._note(0, {"number": number, "beats": 3})
+        now[0] += 10
+    assert (dog.seen[0].at, dog.seen[1].at) == (NOW + 10, NOW)
+
+
 def test_a_process_that_stands_still_ends_with_its_stack() -> None:
     found = subprocess.run([sys.executable, "-c", HANG], capture_output=True, text=True, timeout=120)
     assert found.returncode == 1
