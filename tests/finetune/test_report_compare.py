@@ -528,3 +528,10 @@ def test_a_gain_on_every_resampled_test_set_is_as_unlikely_as_their_number_can_t
     """And not impossible."""
     assert by_examples(np.full(RESAMPLES, 0.01)) == (0.01, 0.01, 2 / (RESAMPLES + 1))
     assert by_examples(np.zeros(RESAMPLES))[2] == 1
+
+
+def test_a_loss_is_as_unlikely_as_a_gain() -> None:
+    chance = np.linspace(-0.01, 0.09, RESAMPLES)
+    p = by_examples(chance)[2]
+    assert p == pytest.approx(0.2, rel=1e-2)
+    assert by_examples(-chance)[2] == p
