@@ -319,6 +319,7 @@ def test_a_comment_that_is_only_shown_is_none(opaque: str) -> None:
         ("'''''both''''' ''a'' '''b'''", "both a b"),
         ("''Eagle'''s twin", "Eagle's twin"),
         ("''''quoted bold''''", "'quoted bold'"),
+        ("l''''air''' et ''x", "l'air et x"),
     ],
 )
 def test_an_apostrophe_before_a_quote_run_stays(line: str, expected: str) -> None:
