@@ -36,6 +36,7 @@ PIECES = (
         ("5 {{convert|5|km|mi}} long, {{convert|2|to|4|ft|m}}, {{cvt|1|-|4|m}}", "5 5 km long, 2 to 4 ft, 1\u20134 m"),
         ("{{lang|fr|le mot}} and {{lang-de|Wort}}, {{nowrap|3 kg}}, H{{chem|2|O}}", "le mot and Wort, 3 kg, H2O"),
         ("{{lang|fr|<span style='a'>mot</span>}}, {{lang|2=mot|1=fr}}", "mot, mot"),
+        ("{{nowrap|one|1=other}}", "other"),
         ("A ({{IPA|x}}; born 1900) b ({{IPAc-en|a}}) c ({{IPA|b}} or {{IPA|c}}) d", "A (born 1900) b c d"),
         ("b [{{cn}}], {{x}}, c {{x}}. D (''{{IPA|x}}''), e", "b, c. D, e"),
         ("a {{x}} {{y}} b{{x}}{{y}}c {{x}}", "a bc"),
