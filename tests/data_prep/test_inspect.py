@@ -7,9 +7,12 @@ import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from data_prep.inspect import _row
 from tests.data_prep.asking import one_line, run
 
 Argv = Callable[..., list[str]]
@@ -38,6 +41,8 @@ def test_rows_counts_and_lengths(build_argv: Argv, tmp_path: Path, capsys: pytes
     assert run("inspect", tmp_path / "out", "--rows", 3, "--page", page) == 0
     shown = capsys.readouterr().out
     assert shown.count("[CLS]") == 6, "three rows of each split"
+    rows = facts["rows"]["train"]
+    assert re.findall(r"^train row ([\d,]+)", shown, re.MULTILINE) == [f"{part * rows // 3:,}" for part in range(3)]
     for count in (*facts["rows"].values(), *facts["documents"]["dropped"].values(), facts["documents"]["kept"]):
         assert f"{count:,}" in shown
     written = Page()
@@ -81,6 +86,13 @@ def test_the_page_in_a_browser(width: int, build_argv: Argv, tmp_path: Path) -> 
     assert found["picture"][0] > 300
     assert found["picture"][1] > 100
     assert found["bars"] > 0
+
+
+def test_a_row_tells_its_documents_and_its_padding() -> None:
+    tokenizer: Any = SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
+    row = _row("train", 3, [1, 16, 2, 20, 21, 2, 0, 0], {"pad": 0, "sep": 2}, tokenizer)
+    assert row.heading == "train row 3 (2 documents, 2 of padding)"
+    assert row.text == "1 16 2 20 21 2"
 
 
 def test_a_split_without_rows(build_argv: Argv, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
