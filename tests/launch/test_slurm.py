@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch import slurm
-from launch.options import ClusterOptions
+from launch.options import ClusterOptions, take
 from tests.launch.conftest import Ask, program
 
 SCONTROL = """#!/bin/bash
@@ -87,6 +87,13 @@ def test_the_file_is_sound_bash_and_says_what_was_asked_for(job: Path) -> None:
     assert options[-1] == "--account=x y"
     # Options behind the first command are comments to sbatch.
     assert lines[1 : 1 + len(options)] == [f"#SBATCH {option}" for option in options]
+
+
+def test_options_of_sbatch_are_all_kept_in_their_order() -> None:
+    given = ["--slurm", "--sbatch", "--account=x", "--seed", "3", "--sbatch=--qos=long"]
+    options, rest = take(ClusterOptions, given)
+    assert options.sbatch == ("--account=x", "--qos=long")
+    assert rest == ["--seed", "3"]
 
 
 @pytest.mark.parametrize(
