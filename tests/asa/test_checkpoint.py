@@ -148,6 +148,16 @@ def test_only_the_newest_are_kept_by_number_not_by_name(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11", "step-9"]
 
 
+def test_a_new_one_is_on_disk_before_an_older_one_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut may leave none."""
+    there = list[list[str]]()
+    monkeypatch.setattr(checkpoint, "fsync", lambda root: there.append(sorted(path.name for path in root.iterdir())))
+    engine, method = trained(1)
+    for step in (1, 2):
+        save(tmp_path / "checkpoints", step, engine, method, keep=1)
+    assert there == [["step-1"], ["step-1", "step-2"]]
+
+
 def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path: Path) -> None:
     engine, method = trained(0)
     for step in (1, 2, 3):
