@@ -62,6 +62,22 @@ def test_files_and_the_folders_that_name_them_are_forced_to_disk(folder: Path, m
     assert forced[-2:] == [folder / f"{manifest.NAME}.partial", folder]  # what it holds, before it has its name
 
 
+def test_a_folder_is_on_disk_by_its_name_before_what_it_replaces_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, old = tmp_path / "made", tmp_path / "made.partial" / "old"
+    place.mkdir()
+    forced: list[tuple[str, bool, bool]] = []
+
+    def note(path: Path) -> None:
+        forced.append((path.name, (place / "new").exists(), old.exists()))
+
+    monkeypatch.setattr(manifest, "fsync", note)
+    with manifest.staging(place) as fresh:
+        (fresh / "new").touch()
+    assert forced == [("out", False, False), ("new", False, False), (tmp_path.name, True, True)]
+
+
 def test_no_folder_is_a_wrong_request(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="--data"):
         manifest.read(tmp_path / "none", "fruit", "--data")
