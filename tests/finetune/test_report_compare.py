@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from asa.errors import WorkError
 from finetune.config import ReportConfig
 from finetune.predictions import Predictions, Stored, save_predictions
-from finetune.report import analysis, overview, plots, tested
+from finetune.report import analysis, overview, plots, tables, tested
 from finetune.report.attention import Layer, Maps, load, plot, save, told
 from finetune.report.collect import collect
 from finetune.report.compare import by_examples, by_seeds, comparisons, least_p
@@ -75,9 +75,12 @@ def test_costs_are_not_compared_across_machines(tmp_path: Path, changes: dict[st
     tuned(tmp_path, "sst2", "vanilla", 0, 40, environment={"device": "cpu"}, processes=1)
     tuned(tmp_path, "sst2", "pgd", 0, 45, environment={"device": "cpu"}, processes=1)
     tuned(tmp_path, "sst2", "asa", 0, 45, **{"environment": {"device": "cpu"}, "processes": 1, **changes})
-    values = {row.method: row.values for row in rows_of(tmp_path)}
+    rows = rows_of(tmp_path)
+    values = {row.method: row.values for row in rows}
     assert values["pgd"]["slowdown"] == pytest.approx(1.5)
     assert "slowdown" not in values["asa"]
+    assert "The costs of its runs were not all taken alike" in tables.results(rows).note
+    assert "taken alike" not in tables.results([row for row in rows if row.method != "asa"]).note
     assert values["asa"]["gain"] == pytest.approx(5 / 60)
 
 
