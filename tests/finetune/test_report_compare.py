@@ -18,10 +18,10 @@ from finetune.config import ReportConfig
 from finetune.predictions import Predictions, Stored, save_predictions
 from finetune.report import analysis, overview, plots, tables, tested
 from finetune.report.attention import Layer, Maps, load, plot, save, told
-from finetune.report.collect import collect
-from finetune.report.compare import by_examples, by_seeds, comparisons, least_p
+from finetune.report.collect import Run, collect
+from finetune.report.compare import Comparison, by_examples, by_seeds, comparisons, least_p
 from finetune.report.examples import RESAMPLES, parts
-from finetune.report.rows import Row, tuned_rows
+from finetune.report.rows import Row, tuned_rows, where
 from finetune.report.svg import Picture, draw
 from finetune.report.tested import p_value
 from finetune.report.write import write
@@ -82,6 +82,12 @@ def test_costs_are_not_compared_across_machines(tmp_path: Path, changes: dict[st
     assert "The costs of its runs were not all taken alike" in tables.results(rows).note
     assert "taken alike" not in tables.results([row for row in rows if row.method != "asa"]).note
     assert values["asa"]["gain"] == pytest.approx(5 / 60)
+
+
+def test_times_of_steps_alone_are_not_compared_with_those_of_whole_runs() -> None:
+    """As older records have."""
+    older, newer = (Run("a", Path(), {}, [], [], end) for end in ({"seconds": 9.0}, {"train_seconds": 6.0}))
+    assert where(older) != where(newer)
 
 
 def test_a_bare_method_means_one_setting_on_all_tasks_or_a_note_says_otherwise(tmp_path: Path) -> None:
@@ -538,3 +544,11 @@ def test_a_loss_is_as_unlikely_as_a_gain() -> None:
     p = by_examples(chance)[2]
     assert p == pytest.approx(0.2, rel=1e-2)
     assert by_examples(-chance)[2] == p
+
+
+def test_both_kinds_of_p_are_corrected_for_their_number() -> None:
+    row = Row(Run("a", Path(), {}, [], [], None), "sst2", "bert", "asa", "", {})
+    found = [Comparison(row, None, (0.1, 0.2), p, -0.1, 0.2, 2 * p, ()) for p in (0.01, 0.03)]
+    shown = tested.tests(found, "Tests").rows
+    assert [cells[-5:-3] for cells in shown] == [["0.010", "0.020"], ["0.030", "0.030"]]
+    assert [cells[-2:] for cells in shown] == [["0.020", "0.040"], ["0.060", "0.060"]]
