@@ -413,6 +413,15 @@ def test_a_subset_may_be_named_by_a_number(tmp_path: Path) -> None:
         assert {"0", "1", "2"} < task(test=[path], subsets="part").splits.keys()
 
 
+def test_subsets_are_of_the_rows_that_are_scored_and_not_of_those_that_choose(tmp_path: Path) -> None:
+    def path(name: str) -> Path:
+        rows = [{"text": f"{name} {n}", "label": n % 2, "part": f"p{n % 2}"} for n in range(8)]
+        return write(tmp_path / f"{name}.jsonl", rows)
+
+    found = task(train=[path("train")], dev=[path("dev")], test=[path("test")], subsets="part")
+    assert found.splits["p1"].texts == [(f"test {n}",) for n in (1, 3, 5, 7)]
+
+
 def test_subsets_and_further_files_are_scored_apart(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", [{"text": str(n), "label": n % 2, "part": "xyy"[n % 3]} for n in range(9)])
     bare = write(tmp_path / "bare.csv", [{"text": "a"}])
