@@ -235,6 +235,14 @@ def test_the_card_of_a_method_from_outside_has_the_settings_given_for_it(request
     assert "asa.tau" not in shown
 
 
+def test_the_card_has_the_newest_scores_up_to_its_checkpoint(request_: PretrainConfig) -> None:
+    """And none of steps behind it."""
+    scores = [{"event": "eval", "step": step, "heldout_loss": 3.0 - step} for step in (0, 1, 2)]
+    shown = card({"config": to_dict(request_), "step": 1, "inputs": {"data": "0"}}, scores, adversary=True)
+    assert "## Held-out scores at step 1\n" in shown
+    assert "| heldout loss | 2 |" in shown
+
+
 def card_of(settings: PretrainConfig | dict[str, Any]) -> str:
     config = settings if isinstance(settings, dict) else to_dict(settings)
     return card({"config": config, "step": 1, "inputs": {"data": "0"}}, [], adversary=True)
