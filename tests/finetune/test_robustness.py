@@ -340,6 +340,21 @@ def test_wrong_requests_of_the_command_are_one_line(asked: dict[str, Any], model
         robustness(RobustnessConfig(**{**asked, "radius": 1e4, "radii": 1, "steps": 30}))
 
 
+def test_every_batch_of_an_attack_starts_at_points_of_its_own(
+    asked: dict[str, Any], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = find(saved(tmp_path / "choice", model_folder, ["score"], kind="choice"), "--models.choice")
+    config, seeds = RobustnessConfig(**{**asked, "batch": 5}), list[tuple[int, ...]]()
+
+    def noted(*given: Any) -> Worst:
+        seeds.append(given[-1])
+        return attack(*given)
+
+    monkeypatch.setattr("finetune.subject.attack", noted)
+    attacked(prepare("choice", model, small_task("choice"), config), np.arange(10), np.full(10, 0.1), config, "attack")
+    assert len(set(seeds)) == 2
+
+
 def test_answers_that_a_row_has_not_take_no_part(asked: dict[str, Any], model_folder: Path, tmp_path: Path) -> None:
     model = find(saved(tmp_path / "choice", model_folder, ["score"], kind="choice"), "--models.choice")
     config = RobustnessConfig(**{**asked, "batch": 5})
