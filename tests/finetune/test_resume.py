@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -197,6 +197,24 @@ def test_the_lines_of_a_run_are_on_disk_before_the_state_that_goes_on_behind_the
     monkeypatch.setattr(state.Saver, "save", lambda *given: (done.append("state"), save(*given)))
     sweep(given(save_every=0))
     assert done == ["lines", "state"] * 2 + ["lines"]  # the last: of the end
+
+
+def test_the_best_weights_of_a_state_stay_until_the_next_one_is_there(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a kill in between leaves a state without them, and the run starts anew."""
+    there, nothing = list[list[str]](), cast(Any, None)
+
+    def best() -> list[str]:
+        return sorted(path.name for path in (tmp_path / state.FOLDER).glob("best-*"))
+
+    monkeypatch.setattr(state.checkpoint, "save", lambda *given, **settings: there.append(best()))
+    saver = state.Saver(tmp_path, 60, model_folder)
+    for step in (1, 2):
+        weights = {"weight": torch.zeros(1)}
+        saver.save(nothing, nothing, state.Progress(step, state.Best(step, 0.5, {"accuracy": 0.5}, weights)))
+    assert there == [["best-1.safetensors"], ["best-1.safetensors", "best-2.safetensors"]]
+    assert best() == ["best-2.safetensors"]
 
 
 def test_a_long_save_makes_the_next_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
