@@ -217,6 +217,16 @@ def test_the_best_weights_of_a_state_stay_until_the_next_one_is_there(
     assert best() == ["best-2.safetensors"]
 
 
+def test_a_state_holds_what_the_run_has_taken_and_how_long_it_is_no_better(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, nothing = list[dict[str, Any]](), cast(Any, None)
+    monkeypatch.setattr(state.checkpoint, "save", lambda *given, **settings: held.append(given[-1]))
+    progress = state.Progress(3, None, stale=2, seconds=9.0, training=4.0)
+    state.Saver(tmp_path, 60, model_folder).save(nothing, nothing, progress)
+    assert held == [{"best": None, "stale": 2, "seconds": 9.0, "training": 4.0}]
+
+
 def test_a_long_save_makes_the_next_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
