@@ -272,6 +272,15 @@ def test_positions_that_cannot_be_known_are_refused(changes: dict[str, Any], tol
         hf.check_model(folder, "--model")
 
 
+def test_each_file_of_a_tokenizers_settings_makes_another_reader(folder: Path) -> None:
+    before = hf.settings_sha256(folder)
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        (folder / name).write_text('{"changed": true}')
+        after = hf.settings_sha256(folder)
+        assert after != before, name
+        before = after
+
+
 def test_an_index_without_files_is_refused(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(RequestError, match="is damaged: it has no weight_map; give a complete folder by --model"):
