@@ -340,6 +340,16 @@ def test_wrong_requests_of_the_command_are_one_line(asked: dict[str, Any], model
         robustness(RobustnessConfig(**{**asked, "radius": 1e4, "radii": 1, "steps": 30}))
 
 
+def test_models_that_were_trained_on_the_attacked_rows_are_told(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "{} was trained on its {}"
+    monkeypatch.setattr(command, "trained_on_note", lambda folder, run, task, splits: told.format(folder.name, *splits))
+    monkeypatch.setattr(command, "_attack", lambda *_: None)
+    robustness(RobustnessConfig(**asked))
+    assert capsys.readouterr().out.splitlines() == [told.format(name, "train") for name in ("one", "two")]
+
+
 def test_every_batch_of_an_attack_starts_at_points_of_its_own(
     asked: dict[str, Any], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
