@@ -716,6 +716,16 @@ def test_heldout_figures_are_of_the_model_without_dropout_and_training_goes_on_w
     assert all(part.training for part in modules[1].modules())
 
 
+def test_every_rank_samples_held_out_tokens_of_its_own_and_each_time_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seed(rank: int) -> int:
+        monkeypatch.setattr("asa.dist.rank", lambda: rank)
+        evaluate(MaskedLM(), tiny_engine(tiny_module()), [tiny_batch()])
+        return torch.initial_seed()
+
+    assert len({seed(rank) for rank in range(3)}) == 3
+    assert seed(1) == seed(1)
+
+
 @pytest.mark.parametrize("launched", [True, False])
 def test_a_stopped_run_has_its_signals_code_and_a_launchers_rank_none(
     launched: bool, request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch
