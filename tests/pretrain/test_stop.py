@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from asa import checkpoint, record
 from asa.methods.asa import ASA
+from pretrain import loop
 from pretrain.config import PretrainConfig
 from pretrain.loop import train
 from pretrain.objective import MaskedLM
@@ -68,6 +69,17 @@ def test_a_signal_stops_after_the_step_at_hand_and_the_continued_run_is_the_undi
     assert all(torch.equal(expected[key], found[key]) for key in expected)
     assert json.dumps(told(request_.out)) == json.dumps(told(calm.out))
     assert record.finished(request_.out / record.NAME)
+
+
+def test_a_rank_stops_where_another_has_got_the_signal(
+    request_: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else that one waits for it in the next step."""
+    made, update = list[int](), loop.update
+    monkeypatch.setattr(loop, "update", lambda session, log: (made.append(1), update(session, log))[1])
+    monkeypatch.setattr("asa.dist.any_", lambda mine: mine or bool(made))
+    assert train(replace(request_, method="vanilla", steps=3, eval_every=3), CPU) == 0
+    assert [path.name for path in checkpoint.complete(request_.out / "checkpoints")] == ["step-1"]
 
 
 def test_a_second_interrupt_interrupts_and_the_handlers_of_before_come_back() -> None:
