@@ -10,8 +10,10 @@ from datasets import Dataset, Features, List, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asa import manifest
 from asa.errors import WorkError
 from data_prep import shards
+from data_prep.merge_shards import merge_shards
 from data_prep.shards import Packing, Recipe, Rows, total, write_part
 from tests.data_prep.conftest import WORDS
 
@@ -131,6 +133,16 @@ def test_a_line_that_is_no_document_is_named(tmp_path: Path, model: Path) -> Non
 
 def test_counts_add_up_whatever_keys_they_have() -> None:
     assert total([{"a": 1, "b": {"x": 2}}, {"b": {"x": 1, "y": 5}}]) == {"a": 1, "b": {"x": 3, "y": 5}}
+
+
+def test_parts_without_a_row_are_joined_to_nothing(tmp_path: Path) -> None:
+    parts = [tmp_path / str(index) for index in range(2)]
+    for index, part in enumerate(parts):
+        (part / "shards").mkdir(parents=True)
+        manifest.write(part / "shards", shards.PART, {**shards.NOTHING, "shard": f"{index}/2"})
+    with pytest.raises(WorkError, match="no part has a row to train on"):
+        merge_shards(parts, tmp_path / "out", overwrite=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_heldout_follows_the_title_not_its_case() -> None:
