@@ -36,7 +36,7 @@ from finetune.report.collect import collect
 from finetune.report.rows import tuned_rows
 from finetune.report.tables import caveats
 from finetune.robustness import _facts, _record, robustness
-from finetune.saved import Saved, _splitting, encoded, find, module_of, tasks_of
+from finetune.saved import Saved, _splitting, encoded, find, kept, module_of, tasks_of
 from finetune.score import _mapped, pair, score_all, score_one
 from finetune.sweep import Sweep, sweep
 from finetune.tasks import spec
@@ -240,6 +240,15 @@ def test_a_run_whose_start_or_own_training_read_the_file_of_the_scored_rows_is_t
         described: Any = TaskConfig(test=(both,), entry=entry, label="y")
         one = load(described, FinetuneConfig(task=described, models={"any": tmp_path}, out=tmp_path))
         assert scored_ones(old, one.facts, ["test"]) is expected
+
+
+def test_a_record_that_lacks_a_fact_is_one_of_other_facts(tmp_path: Path) -> None:
+    record.Record(tmp_path, {"stage": "score"}).end({})
+    facts: dict[str, Any] = {"stage": "score", "environment": {}}
+    assert kept(tmp_path, facts, overwrite=False)
+    with pytest.raises(RequestError, match="is finished with another partial; set --out or --overwrite true"):
+        kept(tmp_path, facts | {"partial": "half of it"}, overwrite=False)
+    assert not kept(tmp_path, facts | {"partial": "half of it"}, overwrite=True)
 
 
 def test_rows_of_earlier_stages_are_no_test_rows_either(
