@@ -101,6 +101,19 @@ def test_every_update_draws_its_own_dropout(given: Given, monkeypatch: pytest.Mo
     assert len(set(seeds)) == len(seeds) == 6
 
 
+def test_every_step_has_dropout_those_behind_an_evaluation_too(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was loaded or scored has none."""
+    modes, backward = list[bool](), Vanilla.backward
+
+    def noted(method: Vanilla, engine: PlainEngine, *given: Any) -> dict[str, Any]:
+        modes.append(all(part.training for part in engine.module.modules()))
+        return backward(method, engine, *given)
+
+    monkeypatch.setattr(Vanilla, "backward", noted)
+    sweep(given(epochs=2, batch=12, evals_per_epoch=2))
+    assert modes == [True] * 4
+
+
 def test_a_run_begins_when_nothing_is_left_of_the_one_before(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref] = []
 
