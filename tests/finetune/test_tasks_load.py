@@ -22,7 +22,7 @@ from finetune.tasks import places
 from finetune.tasks import spec as specs
 from finetune.tasks.facts import task_line
 from finetune.tasks.load import load, trainable
-from finetune.tasks.split import _literal, held_out, repeated, thinned
+from finetune.tasks.split import _literal, arranged, held_out, repeated, taken, thinned
 from finetune.tasks.task import Split, Task
 
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -411,6 +411,32 @@ def test_a_subset_may_be_named_by_a_number(tmp_path: Path) -> None:
     for ending in ("csv", "jsonl"):
         path = write(tmp_path / f"t.{ending}", [{"text": str(n), "label": n % 2, "part": n % 3} for n in range(9)])
         assert {"0", "1", "2"} < task(test=[path], subsets="part").splits.keys()
+
+
+@pytest.mark.parametrize(
+    ("files", "compat", "held"),
+    [
+        (["train"], False, ["dev", "test"]),
+        (["train"], True, ["dev", "test"]),
+        (["train", "test"], False, ["dev"]),
+        (["train", "test"], True, []),
+        (["train", "dev", "test"], True, []),
+    ],
+)
+def test_what_is_held_out_of_training_rows_is_known(files: list[str], compat: bool, held: list[str]) -> None:
+    config = from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out", "paper_compat": compat})
+    assert taken(files, config) == held
+    rows = {name: Split([str(n) for n in range(9)], [(f"{name} {n}",) for n in range(9)], [0] * 9) for name in files}
+    found = arranged(rows, [], config)
+    assert [name for name in ("dev", "test") if found[name].texts[0][0].startswith("train")] == held
+
+
+def test_rows_of_other_tasks_count_among_the_training_rows_that_are_drawn() -> None:
+    config = from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out", "train_rows": 6})
+    parts = [Split([str(n) for n in range(9)], [(f"{name} {n}",) for n in range(9)], [0] * 9) for name in "abcd"]
+    found = arranged(dict(zip(("train", "dev", "test"), parts, strict=False)), parts[3:], config)
+    assert len(found["train"]) == 6
+    assert {text[0][0] for text in found["train"].texts} <= {"a", "d"}
 
 
 def test_subsets_are_of_the_rows_that_are_scored_and_not_of_those_that_choose(tmp_path: Path) -> None:
