@@ -3,6 +3,7 @@
 import copy
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from asa.adversary import ASAConfig
 from asa.batch import IGNORE, Batch, Kind
 from asa.engine import Engine, PlainEngine
 from asa.integrations import transformers as drop_in
+from asa.integrations.passes import AcceleratedPasses
 from asa.integrations.tasks import Totals, to_batch, totals
 from asa.integrations.transformers import AdversarialTrainer
 from asa.methods import METHODS, At, MethodsConfig
@@ -282,3 +284,13 @@ def test_answers_that_a_question_does_not_have_are_no_rows() -> None:
     assert totals("choice", [inputs]) == totals("choice", [filled]) == Totals(6, 3)
     del filled["attention_mask"]
     assert totals("choice", [filled]) == Totals(9, 3)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_of_an_attack_are_of_the_loss_itself_however_it_is_scaled(scaled: bool) -> None:
+    """In fp16 small ones would vanish."""
+    scaler = SimpleNamespace(scale=lambda loss: 8 * loss)
+    accelerator: Any = SimpleNamespace(device=CPU, scaler=scaler, autocast=nullcontext)
+    noise = torch.ones(3, requires_grad=True)
+    (found,) = AcceleratedPasses(tiny_module(), 1, accelerator).ascend((noise**2).sum(), [noise], scaled=scaled)
+    assert torch.equal(found, torch.full((3,), 2.0))
