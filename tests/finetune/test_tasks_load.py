@@ -23,7 +23,7 @@ from finetune.tasks import spec as specs
 from finetune.tasks.facts import task_line
 from finetune.tasks.load import load, trainable
 from finetune.tasks.split import _literal, arranged, held_out, repeated, taken, thinned
-from finetune.tasks.task import Split, Task
+from finetune.tasks.task import Label, Split, Task
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "classification": [{"a": f"first {n}", "b": "two", "y": ("no", "yes")[n % 2]} for n in range(40)],
@@ -426,14 +426,19 @@ def test_a_subset_may_be_named_by_a_number(tmp_path: Path) -> None:
 def test_what_is_held_out_of_training_rows_is_known(files: list[str], compat: bool, held: list[str]) -> None:
     config = from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out", "paper_compat": compat})
     assert taken(files, config) == held
-    rows = {name: Split([str(n) for n in range(9)], [(f"{name} {n}",) for n in range(9)], [0] * 9) for name in files}
-    found = arranged(rows, [], config)
-    assert [name for name in ("dev", "test") if found[name].texts[0][0].startswith("train")] == held
+    found = arranged({name: nine(name) for name in files}, [], config)
+    assert [name for name in ("dev", "test") if str(found[name].texts[0][0]).startswith("train")] == held
+
+
+def nine(name: str) -> Split:
+    """Rows whose texts begin with the name."""
+    labels: list[Label] = [0] * 9
+    return Split([str(n) for n in range(9)], [(f"{name} {n}",) for n in range(9)], labels)
 
 
 def test_rows_of_other_tasks_count_among_the_training_rows_that_are_drawn() -> None:
     config = from_dict(FinetuneConfig, {"models": {"m": "m"}, "out": "out", "train_rows": 6})
-    parts = [Split([str(n) for n in range(9)], [(f"{name} {n}",) for n in range(9)], [0] * 9) for name in "abcd"]
+    parts = [nine(name) for name in "abcd"]
     found = arranged(dict(zip(("train", "dev", "test"), parts, strict=False)), parts[3:], config)
     assert len(found["train"]) == 6
     assert {text[0][0] for text in found["train"].texts} <= {"a", "d"}
