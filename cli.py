@@ -21,7 +21,7 @@ from jsonargparse.typing import register_type
 
 from asa.config import did_you_mean, field_names, from_dict, nearest
 from asa.errors import RequestError, WorkError
-from config_files import keep_texts, mixed, names_of
+from config_files import names_of
 from keys import (
     Loader,
     Misread,
@@ -109,7 +109,6 @@ def given(
         printing = any(part.partition("=")[0] == "--print_config" for part in arguments)  # and then the program ends
         namespace = parser.parse_args(_dotted(cls, arguments), defaults=printing and show_defaults)
         found = {key: _without_paths(value) for key, value in namespace.as_dict().items() if key != "config"}
-        keep_texts(cls, found, arguments)
     interrupts.begin()
     return found
 
@@ -196,13 +195,7 @@ def _refuse_misread(cls: Any, argv: list[str]) -> None:
         hint = type_of(cls, flag.removeprefix("--"))
         if is_dataclass(hint) and os.path.isfile(value):  # no error for text that is too long for a name
             keys_of(Path(value))
-        elif (
-            flag == "--config"
-            or is_dataclass(hint)
-            or get_origin(hint) is dict
-            or flag[2:] in sequences(cls)
-            or flag[2:].partition(".")[0] in mixed(cls)
-        ):
+        elif flag == "--config" or is_dataclass(hint) or get_origin(hint) is dict or flag[2:] in sequences(cls):
             try:
                 with suppress(yaml.YAMLError):  # which the parser tells of
                     refuse_nested(value, yaml.load(value, Loader=Loader))

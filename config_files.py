@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from dataclasses import is_dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -26,45 +25,32 @@ def names_of(cls: Any, contents: Sequence[str]) -> str | None:
     return as_yaml(found) if found else None
 
 
-def mixed(cls: Any) -> list[str]:
-    """The fields of a config class that hold texts and numbers by name."""
-    return [
-        name
-        for name, hint in get_type_hints(cls).items()
-        if get_origin(hint) is dict and str in get_args(get_args(hint)[1])
-    ]
-
-
-def keep_texts(cls: Any, found: dict[str, Any], argv: Sequence[str]) -> None:
-    """Put texts that files have in quotes, as "010", back where the parser has made numbers of them; flags have the
-    last word."""
-    contents = [value for flag, value in pairwise(argv) if flag == "--config"]
-    written = _read(names_of(cls, contents) or "")
-    flags = {part.partition("=")[0] for part in argv}
-    for name in mixed(cls):
-        for key, value in written.get(name, {}).items() if f"--{name}" not in flags else ():
-            if isinstance(value, str) and f"--{name}.{key}" not in flags:
-                found[name][key] = value
-
-
 def _refuse_both(cls: Any, keys: dict[str, Any], where: object) -> None:
     """Raises RequestError for a group's block, file or text beside a dotted key of the group, of which the parser would
-    drop one, though there is no such file. Names are kept wherever they stand."""
-    hints = get_type_hints(cls)
-    for key in keys:
-        group, dot, _ = key.partition(".")
-        given, hint = keys.get(group), hints.get(group)
-        if not is_dataclass(hint):
-            continue
-        if not dot and given is None:
-            raise RequestError(f"{where} has {group}: null, allowed: keys with their values; leave {group} out")
-        if isinstance(given, dict) and not dot:
+    drop one, though there is no such file; and for a group that is null. Names are kept wherever they stand."""
+    for key, given in keys.items():
+        hint = _group(cls, key)
+        if hint is not None and given is None and is_dataclass(type_of(cls, key)):
+            raise RequestError(f"{where} has {key}: null, allowed: keys with their values; leave {key} out")
+        if hint is not None and isinstance(given, dict):
             _refuse_both(hint, given, where)
-        ends = [end for end, sign in enumerate(f"{key}.") if sign == "."]
-        named = isinstance(given, dict) and any(get_origin(type_of(cls, key[:end])) is dict for end in ends)
-        if dot and isinstance(given, str | dict) and not named:
-            other = f"{group}: {given}" if isinstance(given, str) else f"the block {group}"
-            raise RequestError(f"{where} has {other} and {key}, which would take its place; put {key} into the former")
+        for end in (at for at, sign in enumerate(key) if sign == "."):
+            _refuse_beside(cls, keys, key[:end], key, where)
+
+
+def _refuse_beside(cls: Any, keys: dict[str, Any], group: str, key: str, where: object) -> None:
+    given = keys.get(group)
+    ends = [end for end, sign in enumerate(f"{key}.") if sign == "."]
+    named = isinstance(given, dict) and any(get_origin(type_of(cls, key[:end])) is dict for end in ends)
+    if _group(cls, group) is not None and isinstance(given, str | dict) and not named:
+        other = f"{group}: {given}" if isinstance(given, str) else f"the block {group}"
+        raise RequestError(f"{where} has {other} and {key}, which would take its place; put {key} into the former")
+
+
+def _group(cls: Any, key: str) -> Any:
+    """The config class that a dotted key stands for, one that may be null too; None for another key."""
+    hint = type_of(cls, key)
+    return next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None)
 
 
 def _added(cls: Any, before: dict[str, Any], keys: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -154,16 +154,16 @@ def refuse_repeated(argv: list[str], flags: Collection[str]) -> None:
 
 
 def refuse_whole(cls: Any, argv: list[str]) -> None:
-    """Raises RequestError for names given as a whole beside one of them, of which the parser would drop some, and for
-    a name in a list, which has none."""
+    """Raises RequestError for names given as a whole after one of them or all, which the parser would drop, and for a
+    name in a list, which has none."""
     given = [part.partition("=")[0] for part in argv if part.startswith("--")]
     for name in sequences(cls):
         if one := next((flag for flag in given if flag.startswith(f"--{name}.")), None):
             raise RequestError(f"{one}: {name} is a list and has no names; set --{name} A,B")
-    for whole in (f"--{name}" for name, hint in get_type_hints(cls).items() if get_origin(hint) is dict):
-        one = next((flag for flag in given if flag.startswith(f"{whole}.")), None)
-        if whole in given and one:
-            raise RequestError(f"{whole} is given as a whole and by {one}; give all in one way")
+    for at, whole in enumerate(given):
+        before = (flag for flag in given[:at] if flag == whole or flag.startswith(f"{whole}."))
+        if get_origin(type_of(cls, whole[2:])) is dict and (one := next(before, None)):
+            raise RequestError(f"{whole} would take the place of {one}; give all in one way")
 
 
 def quoted(text: str) -> str:

@@ -136,9 +136,6 @@ def _check(kind: Kind, inputs: Mapping[str, Any], classes: int | None) -> None:
     if labels.numel() != expected.numel():
         shape = list(labels.shape)
         raise RequestError(f"labels are {shape}, for {kind!r} they must be {list(expected)}; mend the data set")
-    mask = inputs.get("attention_mask")
-    if kind == "choice" and mask is not None and not mask.any(-1)[torch.arange(len(ids)), labels.flatten()].all():
-        raise RequestError("the answer of a question is padding alone; mend the data set")
     classes = ids.shape[1] if kind == "choice" else classes
     if classes is not None and len(wrong := labels[(labels != IGNORE) & ((labels < 0) | (labels >= classes))]):
         # A GPU would end the process there, or by our kernels give no number.
@@ -146,3 +143,6 @@ def _check(kind: Kind, inputs: Mapping[str, Any], classes: int | None) -> None:
         raise RequestError(
             f"a label is {int(wrong.flatten()[0])}, for this model allowed: {allowed}; mend the data set"
         )
+    mask = inputs.get("attention_mask")
+    if kind == "choice" and mask is not None and not mask.any(-1)[torch.arange(len(ids)), labels.flatten()].all():
+        raise RequestError("the answer of a question is padding alone; mend the data set")

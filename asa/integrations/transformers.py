@@ -36,6 +36,7 @@ from asa.model import TaskModel
 from asa.typed import fork_rng
 
 METHOD_FILE = "method.safetensors"
+SOURCE = "the method's file"  # among its settings, for one from outside
 COMPARED = 8  # micro-batches whose loss by the model's own forward is looked at: of one class alone it tells nothing
 
 
@@ -225,7 +226,7 @@ class AdversarialTrainer(SearchingTrainer):
         """Trainer's log; a line with the training loss also gets the method's terms."""
         if "loss" in logs:
             terms = self._means.drain()
-            if taken := sorted(terms.keys() & (logs.keys() - {"loss"})):
+            if taken := sorted(terms.keys() & ({*logs, "epoch", "step"} - {"loss"})):
                 raise RequestError(
                     f"a term of the method is called {taken[0]!r}, as a figure of Trainer's is; rename it"
                 )
@@ -294,7 +295,7 @@ def _settings(name: str, options: MethodsConfig) -> dict[str, Any]:
     if (schedule := found.get("random_mask.schedule")) is not None:
         found["random_mask.schedule"] = manifest.file_sha256(Path(schedule))
     if (source := source_sha256(name)) is not None:
-        found["the method's file"] = source
+        found[SOURCE] = source
     return found
 
 
@@ -316,6 +317,8 @@ def _read_method(folder: Path, name: str, settings: dict[str, Any]) -> dict[str,
     if found != name:
         raise RequestError(f"{folder} was trained by method {found!r}, not {name!r}; set method={found!r}")
     if other := [key for key in sorted(before | settings) if before.get(key) != settings.get(key)]:
+        if other == [SOURCE] and before.get(SOURCE):
+            raise RequestError(f"{folder} was trained by another file of {name}; put that back, or train anew")
         changed = ", ".join(f"{key} = {before.get(key)!r}, now {settings.get(key)!r}" for key in other)
         raise RequestError(f"{folder} was trained with {changed}; set options= as it was, or train anew")
     return state

@@ -37,7 +37,7 @@ def from_hub(task: TaskConfig, config: FinetuneConfig) -> bool:
 
 
 def _changed(task: TaskConfig, keys: dict[str, Any], compat: bool) -> TaskConfig:
-    if "recipe" in keys or "recipe" in task.paper_compat:
+    if "recipe" in {**keys, **task.paper_compat, **keys.get("paper_compat", {})}:
         raise RequestError(
             f"task {task.name!r} has a recipe of its own for a place or for the papers; give one, as recipe"
         )

@@ -589,22 +589,6 @@ def test_what_is_no_keys_is_refused_as_a_config(values: Any) -> None:
         from_dict(Inner, values)
 
 
-def test_quoted_texts_beside_numbers_stay_texts(tmp_path: Path) -> None:
-    """As the advice on `010` has it: write '010' for text."""
-    (tmp_path / "a.yaml").write_text("folder: f\nnumbers: {a: '010', b: \"1e5\", c: 'true', d: 1e-3, e: 5}\n")
-    argv = ["--config", str(tmp_path / "a.yaml")]
-    assert parse(Outer, argv, "prog").numbers == {"a": "010", "b": "1e5", "c": "true", "d": 1e-3, "e": 5}
-    assert parse(Outer, [*argv, "--numbers.b", "7"], "prog").numbers["b"] == 7
-
-
-@pytest.mark.parametrize(("value", "number"), [("010", 8), ("1:30", 90)])
-def test_a_number_that_is_another_than_it_looks_is_refused_beside_texts_too(
-    value: str, number: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = refused(["--folder", "f", "--numbers.a", value], capsys)
-    assert f"numbers.a = {value}: {value} would be {number}; write {number}, or '{value}' for text" in line
-
-
 def test_a_name_in_a_list_is_refused() -> None:
     with pytest.raises(RequestError, match=r"--seeds.a: seeds is a list and has no names; set --seeds A,B"):
         parse(Outer, ["--folder", "f", "--seeds.a", "1"], "prog")
@@ -612,9 +596,13 @@ def test_a_name_in_a_list_is_refused() -> None:
 
 def test_names_as_a_whole_beside_one_of_them_are_refused() -> None:
     """Of two flags the parser would keep the whole and drop the name before it."""
-    for argv in (["--numbers.a", "1", "--numbers", "{b: 2}"], ["--numbers={b: 2}", "--numbers.a=1"]):
-        with pytest.raises(RequestError, match=r"--numbers is given as a whole and by --numbers.a; give"):
+    names = ["--inner.marks.a", "x", "--inner.marks", "{b: y}"]
+    for argv, flag in ((["--numbers.a", "1", "--numbers", "{b: 2}"], "numbers"), (names, "inner.marks")):
+        with pytest.raises(RequestError, match=rf"--{flag} would take the place of --{flag}.a; give all in one way"):
             parse(Outer, ["--folder", "f", *argv], "prog")
+    with pytest.raises(RequestError, match=r"--numbers would take the place of --numbers; give all in one way"):
+        parse(Outer, ["--folder", "f", "--numbers={a: 1}", "--numbers={b: 2}"], "prog")
+    assert parse(Outer, ["--folder", "f", "--numbers={b: 2}", "--numbers.a=1"], "prog").numbers == {"a": 1, "b": 2}
 
 
 def test_a_groups_text_may_be_longer_than_a_files_name(tmp_path: Path) -> None:

@@ -18,15 +18,17 @@ from tests.finetune.conftest import Given, events
 LENGTH = 8  # of which [CLS] and [SEP] take two
 
 
+FIRST = {"train": "a", "dev": "b", "test": "c"}  # words of splits, whose rows are then no other's
 TOLD = "words beyond --length 8, not trained on and scored as O ({}): 8 of train, 8 of dev, 6 of test"
 
 
 def cut_task(folder: Path, row: str) -> dict[str, Any]:
-    """A task of kind token whose rows are all the same one, but for a word of those that choose."""
+    """A task of kind token whose rows are all the same one, but for each split's first word."""
     own: dict[str, Any] = {"name": "own", "kind": "token", "text": ["words"], "label": "tags", "metrics": ["accuracy"]}
     for split, count in (("train", 4), ("dev", 4), ("test", 3)):
         own[split] = [str(folder / f"{split}.jsonl")]
-        (folder / f"{split}.jsonl").write_text(f"{row.replace('a', 'b', 1) if split == 'dev' else row}\n" * count)
+        mine = row.replace('"a"', f'"{FIRST[split]}"', 1)
+        (folder / f"{split}.jsonl").write_text(f"{mine}\n" * count)
     return own
 
 

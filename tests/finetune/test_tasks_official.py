@@ -138,6 +138,6 @@ def test_a_download_is_read_as_it_comes(tmp_path: Path, name: str) -> None:
 def test_a_recipe_for_a_place_or_the_papers_alone_is_refused() -> None:
     """It would not be taken: what a run is settled by is the task before its place is known."""
     recipe = {"recipe": {"batch": 7}}
-    for keys, compat in ((recipe, {}), ({}, recipe)):
+    for keys, compat in ((recipe, {}), ({}, recipe), ({"paper_compat": recipe}, {})):
         with pytest.raises(RequestError, match=r"task 'x' has a recipe of its own for a place or for the papers"):
             _changed(TaskConfig(name="x", paper_compat=compat), keys, False)

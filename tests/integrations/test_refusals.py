@@ -345,7 +345,7 @@ def test_a_method_from_outside_is_what_its_module_has_now(tmp_path: Path, monkey
     trainer = build(tmp_path, "own_method:Own", args=args)
     with pytest.raises(RequestError, match="a term of the method is called 'grad_norm', as a figure of Trainer's"):
         trainer.train()
-    with pytest.raises(RequestError, match="was trained with the method's file = '"):
+    with pytest.raises(RequestError, match="checkpoint-1 was trained by another file of own_method:Own; put that back"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
 
 
@@ -354,6 +354,10 @@ def test_an_answer_of_padding_alone_is_refused(tmp_path: Path) -> None:
     data[3]["attention_mask"][int(data[3]["labels"])] = 0
     with pytest.raises(RequestError, match="the answer of a question is padding alone; mend the data set"):
         build(tmp_path, "vanilla", model=tiny_bert("choice"), train_dataset=data).train()
+    for label in (data[3]["attention_mask"].shape[0], -1, -5):
+        data[3]["labels"] = torch.tensor(label)
+        with pytest.raises(RequestError, match=rf"a label is {label}, for this model allowed: 0 to"):
+            build(tmp_path, "vanilla", model=tiny_bert("choice"), train_dataset=data).train()
 
 
 def test_a_model_whose_outputs_have_no_names(tmp_path: Path) -> None:
