@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from asa import dist, record
+from asa import dist, record, resident
 from asa.ahead import Ahead
 from asa.batch import Batch
 from asa.dist import seed_all
@@ -23,7 +23,7 @@ from asa.methods import METHODS, At, Method
 from asa.methods.base import add
 from asa.places import clear
 from asa.record import Record
-from finetune import resident, state
+from finetune import state
 from finetune.config import FinetuneConfig
 from finetune.meter import Meter
 from finetune.metrics import score

@@ -1,23 +1,19 @@
 """The figures of a log line: loss terms, norms, rates, memory."""
 
 import re
-import resource
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from asa import dist
+from asa import dist, resident
 from asa.engine import Precision, StepStats
 from asa.record import numbers
 from pretrain.objective import Terms
 from pretrain.run import Run
-
-STATUS = Path("/proc/self/status")
 
 # Dense matrix products per second of a device, from the makers' data sheets, by words of its name and arithmetic; the
 # first that fits counts.
@@ -115,7 +111,4 @@ def memory(device: torch.device) -> float:
     """Largest memory of this process so far, in GB: the device's, or the host's where there is none."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
-    # Not ru_maxrss, which a process has from the one that started it.
-    found = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text()) if STATUS.is_file() else None
-    most = int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most * 1024 / 1e9
+    return resident.most() / 1e9

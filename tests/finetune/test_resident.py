@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from finetune import resident
+from asa import resident
 from finetune.sweep import sweep
 from tests.finetune.conftest import Given, events
 

@@ -15,7 +15,13 @@ def forget() -> None:
 
 def peak() -> int:
     """Most bytes since the last `forget`; 0 where the system cannot begin anew, as they would be of other runs too."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text()) if _anew(CLEAR) else None
+    return most() if _anew(CLEAR) else 0
+
+
+def most() -> int:
+    """Most bytes since the process began, or the last `forget`; 0 where the system does not tell. Not ru_maxrss, which
+    a process has from the one that started it."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text()) if STATUS.is_file() else None
     return 1024 * int(found[1]) if found else 0
 
 
