@@ -36,6 +36,7 @@ TIMED = {
     "key": (64, 64, 4, 3),
     "slope": (64, 64, 4, 3),
 }
+MATRIX_GROUPS = (9, 10)  # compute capabilities whose matrix units are a group of warps'
 
 Room = Callable[[Tensor], Tensor]  # gives a result's memory, by a tensor of its shape and type
 
@@ -66,11 +67,14 @@ class Saved(NamedTuple):
     lse_BHL: Tensor
 
 
-def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
-    """Tile sizes and launch settings of a kernel (pack, forward, query, key, slope) for a head of this width."""
+def tiles(kernel: str, dtype: torch.dtype, head: int, capability: int) -> dict[str, Any]:
+    """Tile sizes and launch settings of a kernel (pack, forward, query, key, slope) for a head of this width on a GPU
+    of this compute capability, its first number."""
     wide = dtype == torch.float32
     K = max(16, 1 << (head - 1).bit_length())  # what the matrix units take
-    timed = not wide and (kernel == "pack" or K <= 64)
+    # Elsewhere a warp's own products leave these two fewer registers: by those, they issue less and spill nothing.
+    crowded = kernel in ("forward", "key") and capability not in MATRIX_GROUPS
+    timed = not wide and (kernel == "pack" or K <= 64) and not crowded
     M, N, warps, stages = TIMED[kernel] if timed else _by_registers(kernel, wide, K)
     shape = {"M": M, "N": N}
     if kernel != "pack":
@@ -79,6 +83,11 @@ def tiles(kernel: str, dtype: torch.dtype, head: int) -> dict[str, Any]:
         shape["D"] = 32 if wide else 64
     # fp32 by three tf32 products: close to fp32's own accuracy, and on the matrix units.
     return shape | {"PRECISION": "tf32x3" if wide else "ieee", "num_warps": warps, "num_stages": stages}
+
+
+def _tiles(kernel: str, x: Tensor, head: int) -> dict[str, Any]:
+    capability = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else MATRIX_GROUPS[0]  # interpreted
+    return tiles(kernel, x.dtype, head, capability)
 
 
 def _by_registers(kernel: str, wide: bool, K: int) -> tuple[int, int, int, int]:
@@ -97,7 +106,7 @@ def pack(mask_q_BLD: Tensor, mask_k_BLD: Tensor, mask_bias_BL: Tensor, floor_BL:
     words = parts(length, 32)
     bits_BLW = torch.empty(rows, length, words, dtype=torch.int32, device=mask_q_BLD.device)
     kept_BL = torch.zeros(rows, length, dtype=torch.float32, device=mask_q_BLD.device)
-    options = tiles("pack", mask_q_BLD.dtype, 0)
+    options = _tiles("pack", mask_q_BLD, 0)
     grid = (parts(length, options["M"]), parts(length, options["N"]), rows)
     made = (mask_q_BLD, mask_k_BLD, mask_bias_BL)
     run(pack_kernel, grid, *made, floor_BL, bits_BLW, kept_BL, length, width, words, **options)
@@ -117,7 +126,7 @@ def forward(
     floor_BL, bits_BLW, kept_BL, seed = map_
     out_BHLK = room(v_BHLK)
     lse_BHL = torch.empty(rows, heads, length, dtype=torch.float32, device=q_BHLK.device)
-    settings = tiles("forward", q_BHLK.dtype, width)
+    settings = _tiles("forward", q_BHLK, width)
     run(
         forward_kernel, (parts(length, settings["M"]), rows * heads),
         q_BHLK, k_BHLK, v_BHLK, out_BHLK, floor_BL, bits_BLW, kept_BL, lse_BHL, seed,
@@ -135,13 +144,13 @@ def backward(saved: Saved, do_BHLK: Tensor, options: Options, room: Room) -> tup
     dq, dk, dv, delta_BHL = room(q), room(k), room(v), torch.empty_like(saved.lse_BHL)
     common = (saved.floor_BL, saved.bits_BLW, saved.kept_BL, saved.lse_BHL, delta_BHL, saved.seed)
     sizes = (heads, length, width, saved.bits_BLW.shape[-1], options.scale, *spare(options.dropout))
-    settings = tiles("query", q.dtype, width)
+    settings = _tiles("query", q, width)
     run(
         query_kernel, (parts(length, settings["M"]), rows * heads),
         q, k, v, out, do, dq, *common, *_strides(q, k, v, out, do, dq), *sizes,
         DROPOUT=options.dropout > 0, **settings,
     )  # fmt: skip
-    settings = tiles("key", q.dtype, width)
+    settings = _tiles("key", q, width)
     run(
         key_kernel, (parts(length, settings["N"]), rows * heads),
         q, k, v, do, dk, dv, *common, *_strides(q, k, v, do, dk, dv), *sizes,
@@ -164,7 +173,7 @@ def map_backward(
     rows, heads, length, width = q.shape
     mask_width = saved.mask_q_BLD.shape[-1]
     dx_BLL = torch.empty(rows, length, length, dtype=saved.mask_q_BLD.dtype, device=q.device)
-    settings = tiles("slope", q.dtype, width)
+    settings = _tiles("slope", q, width)
     scale = mask_width**-0.5
     run(
         slope_kernel, (parts(length, settings["M"]), parts(length, settings["N"]), rows),

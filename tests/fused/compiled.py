@@ -66,7 +66,7 @@ def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) 
     elif name in NORMS:
         kernel, settings = NORMS[name], dict(TILES[name] if name in TILES else norms.tile(head))
     else:
-        kernel, settings = KERNELS[name], launch.tiles(name, DTYPES[dtype], head)
+        kernel, settings = KERNELS[name], launch.tiles(name, DTYPES[dtype], head, architecture // 10)
     options = {key: settings.pop(key) for key in ("num_warps", "num_stages") if key in settings}
     if name not in ("pack", *TILES, *LOSSES):
         settings["DROPOUT"] = dropout
