@@ -598,3 +598,22 @@ def test_what_all_rows_share_is_not_doubled() -> None:
     engine, method = tiny_engine(module), METHODS["asa"](MethodsConfig())
     losses = [method.backward(engine, one, At(0, 0))["loss"] for one in (batch, replace(batch, inputs=inputs))]
     torch.testing.assert_close(losses[1], losses[0])
+
+
+@pytest.mark.parametrize(("name", "config"), [("deberta-v2", ASAConfig()), ("bert", ASAConfig.released())])
+def test_a_map_of_a_pass_that_broke_off_is_not_the_next_ones(name: str, config: ASAConfig) -> None:
+    model = tiny(name).eval()
+    attach(model, config)
+    batch = batch_for(name)
+    clean = model(**batch.inputs).logits
+    block = model.base_model.get_submodule(FAMILIES[name].layers).get_submodule("0")
+    first = block.get_submodule(FAMILIES[name].attention).get_submodule("query_proj" if name != "bert" else "query")
+
+    def broken(*args: Any) -> None:
+        raise MemoryError
+
+    hook = first.register_forward_hook(broken)
+    with pytest.raises(MemoryError), perturbed(model, Perturb(attend=attend_to(random_keeps(0)))):
+        model(**batch.inputs)
+    hook.remove()
+    assert torch.equal(model(**batch.inputs).logits, clean)
