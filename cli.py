@@ -333,6 +333,8 @@ def _with_flag(cls: Any, message: str) -> str:
     if inner := re.match(r"NestedArg\(key='([\w.]+)'", found[3]):  # its words for OUT.KEY where OUT has no keys
         return f"unknown key '{found[1]}.{inner[1]}'; --help lists all keys"
     value = found[3].strip('"') or "''"
+    if get_origin(hint) is dict and value.startswith("Namespace("):  # the parser's, of a dotted key without a block
+        return f"{found[1]} has a name after a dot in a file; write a block there, {found[1]}: {{NAME: VALUE}}"
     if value in ("True", "False") and "text" in why:
         why += " (yes, no, on and off are truths in YAML: put them in quotes)"
     return f"{found[1]} = {value}: {why}; set {flag_of(found[1], hint)}"

@@ -217,6 +217,10 @@ def test_a_value_out_of_range_names_key_value_range_and_flag(
         (["--inner", "{rate: 1, rate: 0.1}"], "inner = {rate: 1, rate: 0.1}: key 'rate' a second time; set --inner"),
         (["--config", "count: 010"], "config = count: 010: 010 would be 8; write 8, or '010' for text; set --config"),
         (["--config", "folder: 5"], "folder = 5: allowed: a path; set --folder"),
+        (
+            ["--config", "names.a: x"],
+            "names has a name after a dot in a file; write a block there, names: {NAME: VALUE}",
+        ),
         (["--names.a", ""], "names = '': allowed: names, each with a path; set --names.NAME"),
         (["--weight=1:30.5"], "weight = 1:30.5: allowed: a number or null; set --weight"),
         (["--seeds", "1", "--seeds+", "2"], "--seeds+ is no flag, a list is given whole; set --seeds A,B"),
