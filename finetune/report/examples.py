@@ -17,6 +17,7 @@ from finetune.predictions import load_predictions
 
 RESAMPLES = 10_000
 _CHUNK = 4_000_000  # draws held at a time
+_EXACT = 1e-12  # n times a sum of squares less the sum's square, as a share of the former: less than it is rounding
 
 Parts = Callable[[Sequence, Sequence, list[str]], np.ndarray]
 Whole = Callable[[np.ndarray], np.ndarray]
@@ -154,9 +155,15 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
 
 
 def _correlation(sums: np.ndarray) -> np.ndarray:
+    """0 where either side is constant, as labels are in many resampled test sets where all but few have the same."""
     n, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
-    spread = np.clip(n * xx - x**2, 0, None) * np.clip(n * yy - y**2, 0, None)
-    return _ratio(n * xy - x * y, np.sqrt(spread))
+    return _ratio(n * xy - x * y, np.sqrt(_spread(n, x, xx) * _spread(n, y, yy)))
+
+
+def _spread(n: np.ndarray, x: np.ndarray, xx: np.ndarray) -> np.ndarray:
+    """0 where it is no more than rounding, which would make some 1e-8 of no correlation: no tie of two runs then."""
+    found = n * xx - x**2
+    return np.where(found > _EXACT * n * xx, found, 0.0)
 
 
 PARTS: dict[str, Parts] = {

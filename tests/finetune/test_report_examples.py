@@ -108,6 +108,21 @@ def test_the_interval_is_scipys_within_its_noise() -> None:
     assert (p < 0.05) == (theirs.low > 0)
 
 
+@pytest.mark.parametrize("metric", ["pearson", "spearman"])
+def test_a_resampled_test_set_of_one_label_has_no_correlation_and_is_a_tie(metric: str) -> None:
+    """Without the one row of another label, which a third of them are, no model is better than another."""
+    rng = np.random.default_rng(3)
+    gold = [1.3] * 12 + [4.7]
+    found = [(factor * np.array(gold) + rng.normal(size=13)).tolist() for factor in (1.0, -0.5)]
+    scores = resampled([PARTS[metric](gold, one, []) for one in found], metric)
+    drawn = np.random.default_rng(0).integers(13, size=(RESAMPLES, 13))
+    alike = ~(drawn == 12).any(axis=1)
+    assert alike.mean() == pytest.approx((12 / 13) ** 13, abs=0.02)
+    assert not scores[alike].any()
+    assert (scores[~alike] != 0).all()
+    assert by_examples(scores[:, 0] - scores[:, 1])[2] > 2 * alike.mean() * 0.99
+
+
 @pytest.mark.parametrize("classes", [3, 150])
 def test_resamples_are_scored_as_test_sets_whose_rows_stand_there_as_often(classes: int) -> None:
     rng = np.random.default_rng(3)
