@@ -9,7 +9,7 @@ import pytest
 from asa.errors import WorkError
 from finetune.config import ReportConfig
 from finetune.predictions import save_predictions
-from finetune.report import overview
+from finetune.report import overview, tables
 from finetune.report.collect import collect
 from finetune.report.compare import comparisons, holm
 from finetune.report.rows import pretrain_rows, tuned_rows
@@ -109,3 +109,13 @@ def test_ones_own_tasks_and_methods_pass_for_no_others(tmp_path: Path, monkeypat
     assert "| asa_sparse |" in beside
     assert "| asap:Sign |" not in beside
     assert "| vanilla_mine:Build |" not in beside
+
+
+def test_gains_that_cancel_are_no_loss(tmp_path: Path) -> None:
+    """By rounding their mean is some -5e-17."""
+    for seed, (theirs, mine) in enumerate(((23, 28), (25, 20))):
+        tuned(tmp_path, "sst2", "vanilla", seed, theirs)
+        tuned(tmp_path, "sst2", "pgd", seed, mine)
+    shown = overview.gains(tuned_rows(collect(tmp_path)), "Gains")
+    assert shown.rows[0][2] == "+0.00 ± 11.79 (2)"
+    assert tables.number(-0.004, 2, "+") == "-0.00"  # a loss, however small
