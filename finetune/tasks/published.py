@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+_BLANK = " \t\r\n"  # of CoNLL's lines; any other blank may be a word
+
 
 class WrongLine(Exception):
     """A line that is not of the format; its text begins with the line's number."""
@@ -67,12 +69,12 @@ def conll(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
     labels: list[str] = []
     start = 0
     lines = list(file)
-    usual = next((line for line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
+    usual = next((line for line in lines if line.strip(_BLANK) and not line.startswith(("#", "-DOCSTART-"))), "")
     for number, line in enumerate(lines, 1):
         fields = _split(line, line)
         if not words and line.startswith("#") and usual and len(_split(line, usual)) != len(_split(usual, usual)):
             continue
-        if line.strip() and not line.startswith("-DOCSTART-"):
+        if line.strip(_BLANK) and not line.startswith("-DOCSTART-"):
             if words and (len(fields) > 1) != bool(labels):
                 only = "no second column with the label" if labels else "a label, the words before it have none"
                 raise WrongLine(number, f"{line.strip()!r} has {only}")
@@ -92,7 +94,7 @@ def _sentence(words: list[str], labels: list[str]) -> dict[str, Any]:
 
 def _split(line: str, like: str) -> list[str]:
     """A line's fields with the separator of another. A word may hold any other blank, as U+00A0 or U+2028."""
-    return line.split("\t") if "\t" in like else re.split("[ \t]+", line.strip(" \t\r\n"))
+    return line.split("\t") if "\t" in like else re.split("[ \t]+", line.strip(_BLANK))
 
 
 def dream(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -167,6 +167,12 @@ def test_words_of_conll_may_hold_blanks_of_other_kinds(tmp_path: Path, blank: st
     assert read(tmp_path / "t.conll") == [{"words": [f"10{blank}km", blank], "label": ["B-x", "O"]}]
 
 
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2028", "\u3000"])
+def test_a_word_of_conll_that_is_a_blank_ends_no_sentence(tmp_path: Path, blank: str) -> None:
+    (tmp_path / "t.conll").write_text(f"{blank}\nIn\n{blank}\nRome\n \t\r\nHi\n")
+    assert read(tmp_path / "t.conll") == [{"words": [blank, "In", blank, "Rome"]}, {"words": ["Hi"]}]
+
+
 def test_conll_of_words_alone_has_no_labels(tmp_path: Path) -> None:
     (tmp_path / "t.conll").write_text("In\nRome\n\nHi\n")
     assert read(tmp_path / "t.conll") == [{"words": ["In", "Rome"]}, {"words": ["Hi"]}]
