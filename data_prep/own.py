@@ -14,6 +14,7 @@ from data_prep.dump import Span
 from data_prep.text import Document, sound
 
 _CHUNK = 2**20
+_READ = ("id", "title", "text")  # keys of a row
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 ENDINGS = (".jsonl", ".jsonl.zst", ".txt", ".parquet")
 
@@ -93,9 +94,19 @@ def _parsed(line: bytes, place: str, path: Path, where: Callable[[], str]) -> Do
     if b"\0" in line:  # JSON spells a zero; bare ones are UTF-16 or UTF-32
         raise WorkError(f"{path}: {where()} is not UTF-8; convert it to UTF-8")
     try:
-        return document(json.loads(line), place, path, where)
+        return document(json.loads(line, object_pairs_hook=_once), place, path, where)
     except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
         raise WorkError(f"{path}: {where()} is no JSON ({error}); mend the file") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for one of whose two texts, ids or titles one would be left out."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        if twice := [name for name in _READ if names.count(name) > 1]:
+            raise ValueError(f"the key {twice[0]} stands twice")
+    return row
 
 
 def _zst(span: Span, label: str) -> Iterator[Document]:
@@ -171,7 +182,7 @@ def _parquet(span: Span, label: str) -> Iterator[Document]:
     with _damage(span.path):
         file = pq.ParquetFile(span.path)
         names = file.schema_arrow.names
-        wanted = [name for name in ("id", "title", "text") if name in names]
+        wanted = [name for name in _READ if name in names]
         if twice := [name for name in wanted if names.count(name) > 1]:
             raise WorkError(f"{span.path} has two columns {twice[0]!r}, of which one would be left out; drop one")
         for batch in file.iter_batches(256, list(range(span.start, span.stop)), wanted):

@@ -270,6 +270,12 @@ def test_a_row_that_is_no_document(line: str, tmp_path: Path) -> None:
         read(tmp_path / "a.jsonl")
 
 
+def test_a_row_with_two_texts_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "meta": {"a": 1, "a": 2}}\n{"text": "two", "text": "three"}\n')
+    with pytest.raises(WorkError, match=r"a\.jsonl: line 2 is no JSON \(the key text stands twice\); mend the file"):
+        read(tmp_path / "a.jsonl")
+
+
 def test_a_row_with_other_keys_is_told_them(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n\n{"content": "one", "url": "u"}\n')
     with pytest.raises(WorkError, match=r"line 3 has no text: .* with the key text and not content, url, a string"):
