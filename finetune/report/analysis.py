@@ -12,7 +12,7 @@ from finetune.report.labels import grouped
 from finetune.report.plots import WIDTH, Plot, colour, height, legend, line, panels, point
 from finetune.report.rows import Row, masked_shares, spread
 from finetune.report.svg import DASHES, PALETTE, draw
-from finetune.report.tables import Table, mean_sd, number, percent
+from finetune.report.tables import Table, counted, number, percent
 
 KEY = "masked_share"
 TAU = "asa.tau"
@@ -80,18 +80,23 @@ def shares_by_layer(masked: list[Masked]) -> Table:
     layers = max(len(one.shares) for one in masked)
     cells = []
     for (_, _, model, method, _), same in grouped(masked, _group).items():
-        mean = np.mean([one.shares for one in same], axis=0)
+        mean = _by_layer(same)
         shares = [number(100 * share, 1) for share in mean] + ["-"] * (layers - len(mean))
-        overall = mean_sd([float(one.shares.mean()) for one in same], 100, 1)
+        overall = counted([float(one.shares.mean()) for one in same], len(same), 1)
         cells.append([same[0].row.lettered, model, method, str(len(same)), *shares, overall])
     figures = ["n", *[f"Layer {layer}, %" for layer in range(layers)], "All layers, %"]
     return Table("Masked share, last log line", ["Task", "Model", "Method", *figures], cells, 3)
 
 
+def _by_layer(same: list[Masked]) -> np.ndarray:
+    """Means over the runs that know a layer's share."""
+    return np.array([spread(shares).mean for shares in zip(*(one.shares for one in same), strict=True)])
+
+
 def layers_and_tasks(masked: list[Masked], name: str) -> Plot:
     """ASA's Figure 5: masked share of the last log line by layer, and its mean over the layers."""
     groups = grouped(masked, _group)
-    means = [np.mean([one.shares for one in same], axis=0) for same in groups.values()]
+    means = [_by_layer(same) for same in groups.values()]
     shares = dict(zip(_labels(list(groups)), means, strict=True))
 
     def paint(figure: Figure) -> None:
@@ -143,8 +148,8 @@ def tau_table(sweeps: list[Sweep]) -> Table:
     for sweep in sweeps:
         for tau, same in _by_tau(sweep).items():
             names = [same[0].row.lettered, same[0].row.model, sweep.method, f"{tau:g}", str(len(same))]
-            share = mean_sd([float(one.shares.mean()) for one in same], 100, 1)
-            cells.append([*names, mean_sd([one.row.score for one in same], 100, 2), share])
+            share = counted([float(one.shares.mean()) for one in same], len(same), 1)
+            cells.append([*names, counted([one.row.score for one in same], len(same), 2), share])
     figures = ["n", "Test, %", "Masked share, %"]
     uneven = dict.fromkeys(_shown(sweep) for sweep in sweeps if len(set(map(_seeds, _by_tau(sweep).values()))) > 1)
     note = f"Of these not every tau has the same seeds: {'; '.join(uneven)}." if uneven else ""

@@ -47,10 +47,14 @@ def results(rows: list[Row]) -> Table:
 
 
 def _counted(same: list[Row], key: str, marked: str = "", sign: str = "") -> str:
-    """A fraction in percent, with the number of runs that have it where that is not all of them, or has a mark."""
-    known = figures_of(same, key)
-    text = mean_sd(known, 100, 2, sign)
-    return f"{text} ({len(known)}{marked})" if known and (marked or len(known) < len(same)) else text
+    return counted(figures_of(same, key), len(same), 2, marked, sign)
+
+
+def counted(values: Iterable[float], of: int, digits: int, marked: str = "", sign: str = "") -> str:
+    """Fractions in percent, with the number of runs that have one where that is not all of them, or has a mark."""
+    known = [value for value in values if not math.isnan(value)]
+    text = mean_sd(known, 100, digits, sign)
+    return f"{text} ({len(known)}{marked})" if known and (marked or len(known) < of) else text
 
 
 def mark(same: list[Row], rows: list[Row], values: dict[str, float]) -> str:

@@ -127,11 +127,11 @@ def _row(task: TaskConfig, row: Row, labelled: bool) -> tuple[Text | Choices, An
 
 def _check_row(task: TaskConfig, row: Row, text: Any, label: Any) -> None:
     """Raises: RequestError for half of a character, which JSON can write and no tokenizer reads, and for a label that
-    is itself a list or an object."""
+    is itself a list, an object or bytes."""
     for part in text if task.kind == "choice" else (text,):
         check_utf8(row, " ".join(part), "a text", flag(task, "text"))
     for part in label or () if task.kind == "token" else (label,):
-        if isinstance(part, dict | list):
+        if isinstance(part, dict | list | bytes):
             raise wrong(row, f"label {part!r:.60}, allowed: a name or a number", flag(task, "label"))
         check_utf8(row, str(part), "a label", flag(task, "label"))
 

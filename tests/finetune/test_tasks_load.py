@@ -753,6 +753,12 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, rows: list[Any], keys: di
     assert "\n" not in str(caught.value)
 
 
+def test_a_label_of_bytes_is_no_class(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", [{"text": "x", "label": b"no"}, {"text": "y", "label": b"yes"}])
+    with pytest.raises(RequestError, match=r"t.parquet:1: label b'no', allowed: a name or a number; .* --task.label"):
+        task(test=[path])
+
+
 def test_a_label_may_be_the_text_of_an_answer_or_of_rows_without_labels(tmp_path: Path) -> None:
     rows = [{"q": f"{n}", "a": "left", "b": "right"} for n in range(4)]
     path = write(tmp_path / "t.jsonl", rows)
