@@ -36,6 +36,7 @@ TIMED = {
     "key": (64, 64, 4, 3),
     "slope": (64, 64, 4, 3),
 }
+FUSED = {"enable_fp_fusion": True}  # a x b + c in one instruction: Triton's default, from 3.10 on no longer
 MATRIX_GROUPS = (9, 10)  # compute capabilities whose matrix units are a group of warps'
 
 Room = Callable[[Tensor], Tensor]  # gives a result's memory, by a tensor of its shape and type
@@ -196,7 +197,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None
     it may after a trial, whose shapes are others; what comes of full memory."""
     try:
         with torch.cuda.device_of(args[0]):
-            kernel[grid](*args, **settings)
+            kernel[grid](*args, **settings, **FUSED)
     except Exception as error:  # of Triton's compilers and the driver, of many types
         if full(error):
             raise

@@ -77,7 +77,7 @@ def variant(name: str, architecture: int, dtype: str, head: int, dropout: bool) 
     whole = [n for n, key in enumerate(types) if types[key][0] == "*" or "width" in key or re.search("_[bhl]$", key)]
     attrs = {(n,): [["tt.divisibility", 16]] for n in whole}
     source = ASTSource(kernel, types, constexprs=settings, attrs=attrs)
-    made = compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    made = compile(source, target=GPUTarget("cuda", architecture, 32), options=options | launch.FUSED)
     registers, spilled = usage(made.asm["cubin"])
     units = [unit for unit in ("tcgen05", "wgmma", "mma.sync") if unit in made.asm["ptx"]]
     asked = {"kernel": name, "architecture": architecture, "dtype": dtype, "head": head, "dropout": dropout, **options}

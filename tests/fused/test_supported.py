@@ -217,6 +217,21 @@ def test_a_launch_that_fails_after_the_trial_says_what_leaves_the_kernels_out(
         launch.run(Kernel(), (1,), torch.ones(1))
 
 
+def test_every_launch_asks_for_products_and_sums_in_one_instruction() -> None:
+    """Which is Triton's default till 3.9 alone, and 3.9 warns of that."""
+    launch = pytest.importorskip("asa.fused.launch")
+    asked: dict[str, Any] = {}
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args, **settings: asked.update(settings)
+
+    launch.run(Kernel(), (1,), torch.ones(1), M=4)
+    assert asked == {"M": 4, "enable_fp_fusion": True}
+    options = pytest.importorskip("triton.backends.nvidia.compiler").CUDAOptions
+    assert asked.keys() - {"M"} <= options.__dataclass_fields__.keys()
+
+
 @pytest.mark.slow
 def test_without_triton_all_is_as_before() -> None:
     program = """
