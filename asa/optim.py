@@ -25,7 +25,7 @@ class OptimConfig:
     lr: Annotated[float, Field(gt=0, le=1)] = 2e-5
     """Peak learning rate."""
     warmup: Annotated[float, Field(ge=0, le=1)] = 0.06
-    """Share of the optimizer steps spent warming up."""
+    """Share of the optimizer steps spent warming up, to the nearest whole step."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Decoupled weight decay; biases and LayerNorm weights have none."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -123,6 +123,10 @@ def shares_kernel(of_shares, d_bias, d_gain, d_shift, shares, width, S: tl.const
         at_SC = (share_S[:, None] * 3 + which) * width + column_C[None, :]
         total_C += tl.sum(tl.load(of_shares + at_SC, mask=inside_SC, other=0.0), 0)
     found_C = total_C.to(d_bias.dtype.element_ty)
-    tl.store(d_bias + column_C, found_C, mask=(column_C < width) & (which == 0))
-    tl.store(d_gain + column_C, found_C, mask=(column_C < width) & (which == 1))
-    tl.store(d_shift + column_C, found_C, mask=(column_C < width) & (which == 2))
+    here_C = column_C < width
+    if which == 0:  # not a part of the mask: Triton 3.9's interpreter takes it for a number there
+        tl.store(d_bias + column_C, found_C, mask=here_C)
+    elif which == 1:
+        tl.store(d_gain + column_C, found_C, mask=here_C)
+    else:
+        tl.store(d_shift + column_C, found_C, mask=here_C)
