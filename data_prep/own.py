@@ -93,20 +93,20 @@ def _line_at(path: Path, place: int) -> str:
 def _parsed(line: bytes, place: str, path: Path, where: Callable[[], str]) -> Document:
     if b"\0" in line:  # JSON spells a zero; bare ones are UTF-16 or UTF-32
         raise WorkError(f"{path}: {where()} is not UTF-8; convert it to UTF-8")
+    names: list[str] = []
+
+    def noted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names[:] = [name for name, _ in pairs]  # in the end the row's own, which is closed last
+        return dict(pairs)
+
     try:
-        return document(json.loads(line, object_pairs_hook=_once), place, path, where)
+        row = json.loads(line, object_pairs_hook=noted)
+        if isinstance(row, dict) and (twice := [name for name in _READ if names.count(name) > 1]):
+            why = f"has the key {twice[0]} twice, of which one would be left out"
+            raise WorkError(f"{path}: {where()} {why}; mend the file")
+        return document(row, place, path, where)
     except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
         raise WorkError(f"{path}: {where()} is no JSON ({error}); mend the file") from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError for one of whose two texts, ids or titles one would be left out."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        if twice := [name for name in _READ if names.count(name) > 1]:
-            raise ValueError(f"the key {twice[0]} stands twice")
-    return row
 
 
 def _zst(span: Span, label: str) -> Iterator[Document]:

@@ -73,7 +73,7 @@ def tiles(kernel: str, dtype: torch.dtype, head: int, capability: int) -> dict[s
     of this compute capability, its first number."""
     wide = dtype == torch.float32
     K = max(16, 1 << (head - 1).bit_length())  # what the matrix units take
-    # Elsewhere a warp's own products leave these two fewer registers: by those, they issue less and spill nothing.
+    # Elsewhere a warp's own products leave these two fewer registers: by those, they issue less and spill next to none.
     crowded = kernel in ("forward", "key") and capability not in MATRIX_GROUPS
     timed = not wide and (kernel == "pack" or K <= 64) and not crowded
     M, N, warps, stages = TIMED[kernel] if timed else _by_registers(kernel, wide, K)
@@ -92,7 +92,8 @@ def _tiles(kernel: str, x: Tensor, head: int) -> dict[str, Any]:
 
 
 def _by_registers(kernel: str, wide: bool, K: int) -> tuple[int, int, int, int]:
-    """As TIMED, of what was not timed: by what the compiler says of registers and instructions on sm_90."""
+    """As TIMED, of what was not timed: by what the compiler says of registers and instructions on sm_90, of forward and
+    key in half precision on sm_8x and sm_12x too."""
     large = not wide and kernel in ("forward", "query")
     # Hopper's faster products take 64 rows, which key's are keys; in fp32 narrow heads alone leave registers for them.
     few_keys = wide and (kernel != "key" or K > 32)

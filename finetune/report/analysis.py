@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from finetune.report.collect import Run
 from finetune.report.labels import grouped
 from finetune.report.plots import WIDTH, Plot, colour, height, legend, line, panels, point
-from finetune.report.rows import Row, masked_shares, spread
+from finetune.report.rows import Row, Spread, masked_shares, spread
 from finetune.report.svg import DASHES, PALETTE, draw
 from finetune.report.tables import Table, counted, number, percent
 
@@ -80,30 +80,36 @@ def shares_by_layer(masked: list[Masked]) -> Table:
     layers = max(len(one.shares) for one in masked)
     cells = []
     for (_, _, model, method, _), same in grouped(masked, _group).items():
-        mean = _by_layer(same)
-        shares = [number(100 * share, 1) for share in mean] + ["-"] * (layers - len(mean))
+        each = [_told(found, len(same)) for found in _by_layer(same)]
+        shares = each + ["-"] * (layers - len(each))
         overall = counted([float(one.shares.mean()) for one in same], len(same), 1)
         cells.append([same[0].row.lettered, model, method, str(len(same)), *shares, overall])
     figures = ["n", *[f"Layer {layer}, %" for layer in range(layers)], "All layers, %"]
     return Table("Masked share, last log line", ["Task", "Model", "Method", *figures], cells, 3)
 
 
-def _by_layer(same: list[Masked]) -> np.ndarray:
-    """Means over the runs that know a layer's share."""
-    return np.array([spread(shares).mean for shares in zip(*(one.shares for one in same), strict=True)])
+def _by_layer(same: list[Masked]) -> list[Spread]:
+    """Over the runs that know a layer's share."""
+    return [spread(shares) for shares in zip(*(one.shares for one in same), strict=True)]
+
+
+def _told(share: Spread, of: int) -> str:
+    """Its mean in percent, with the number of runs that have one where that is not all of them."""
+    return number(100 * share.mean, 1) + (f" ({share.n})" if 0 < share.n < of else "")
 
 
 def layers_and_tasks(masked: list[Masked], name: str) -> Plot:
     """ASA's Figure 5: masked share of the last log line by layer, and its mean over the layers."""
     groups = grouped(masked, _group)
-    means = [_by_layer(same) for same in groups.values()]
+    means = [np.array([share.mean for share in _by_layer(same)]) for same in groups.values()]
+    overall = [spread(float(one.shares.mean()) for one in same).mean for same in groups.values()]
     shares = dict(zip(_labels(list(groups)), means, strict=True))
 
     def paint(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
         for index, values in enumerate(shares.values()):
             left.plot(range(len(values)), 100 * values, marker="o", **line(index))
-            right.barh(index, 100 * values.mean(), color=colour(index))
+            right.barh(index, 100 * overall[index], color=colour(index))
         left.set_xticks(range(max(map(len, shares.values()))))
         left.set(xlabel="layer, 0 at the bottom", ylabel="masked share, %")
         left.set_ylim(bottom=0)

@@ -11,7 +11,7 @@ from finetune.report.rows import NAN, SEPARATION, Row, figures_of, spread, where
 
 OTHER_SEEDS = "†"
 NAMED = 6  # runs in a note
-EXACT = 10  # digits: a mean of gains that cancel is some 1e-17, in points 1e-15
+NOTHING = 1e-10  # a mean of gains that cancel is some 1e-17, in points 1e-15
 
 # Figure, heading, factor and digits of what a run costs.
 COSTS = (
@@ -182,7 +182,7 @@ def mean_sd(values: Iterable[float], scale: float, digits: int, sign: str = "") 
 
 def number(value: float, digits: int, sign: str = "") -> str:
     """A hair below 0 keeps its minus, as -0.00; what is below it by no more than rounding is 0."""
-    return "n/a" if math.isnan(value) else f"{round(value, EXACT) + 0.0:{sign},.{digits}f}"
+    return "n/a" if math.isnan(value) else f"{value if abs(value) > NOTHING else 0.0:{sign},.{digits}f}"
 
 
 def percent(fraction: float, digits: int = 2) -> str:

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_BLANK = " \t\r\n"  # of CoNLL's lines; any other blank may be a word
+# Between sentences of words alone; any other blank may be a word.
+_BLANK = " \t\r\n\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 
 
 class WrongLine(Exception):
@@ -69,12 +70,13 @@ def conll(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
     labels: list[str] = []
     start = 0
     lines = list(file)
-    usual = next((line for line in lines if line.strip(_BLANK) and not line.startswith(("#", "-DOCSTART-"))), "")
+    usual = next((line for line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
+    blank = None if len(_split(usual, usual)) > 1 else _BLANK  # where words have labels, one alone is none
     for number, line in enumerate(lines, 1):
         fields = _split(line, line)
         if not words and line.startswith("#") and usual and len(_split(line, usual)) != len(_split(usual, usual)):
             continue
-        if line.strip(_BLANK) and not line.startswith("-DOCSTART-"):
+        if line.strip(blank) and not line.startswith("-DOCSTART-"):
             if words and (len(fields) > 1) != bool(labels):
                 only = "no second column with the label" if labels else "a label, the words before it have none"
                 raise WrongLine(number, f"{line.strip()!r} has {only}")
@@ -94,7 +96,7 @@ def _sentence(words: list[str], labels: list[str]) -> dict[str, Any]:
 
 def _split(line: str, like: str) -> list[str]:
     """A line's fields with the separator of another. A word may hold any other blank, as U+00A0 or U+2028."""
-    return line.split("\t") if "\t" in like else re.split("[ \t]+", line.strip(_BLANK))
+    return line.split("\t") if "\t" in like else re.split("[ \t]+", line.strip(" \t\r\n"))
 
 
 def dream(file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -270,10 +270,14 @@ def test_a_row_that_is_no_document(line: str, tmp_path: Path) -> None:
         read(tmp_path / "a.jsonl")
 
 
-def test_a_row_with_two_texts_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "one", "meta": {"a": 1, "a": 2}}\n{"text": "two", "text": "three"}\n')
-    with pytest.raises(WorkError, match=r"a\.jsonl: line 2 is no JSON \(the key text stands twice\); mend the file"):
+@pytest.mark.parametrize("key", ["text", "id", "title"])
+def test_a_row_with_two_texts_ids_or_titles_is_told(key: str, tmp_path: Path) -> None:
+    fine = '{"text": "one", "other": 1, "other": 2, "meta": {"id": 1, "id": 2, "text": 3, "text": 4}}'
+    (tmp_path / "a.jsonl").write_text(f'{fine}\n{{"text": "two", "{key}": "three", "{key}": "four"}}\n')
+    with pytest.raises(WorkError, match=rf"a\.jsonl: line 2 has the key {key} twice, of which one .*; mend the file"):
         read(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_text(f"{fine}\n")
+    assert [one.text for one in read(tmp_path / "a.jsonl", min_chars=1)] == ["one"]
 
 
 def test_a_row_with_other_keys_is_told_them(tmp_path: Path) -> None:

@@ -445,12 +445,12 @@ def test_a_share_or_a_score_that_is_none_is_left_out_and_the_others_counted(tmp_
             put(tmp_path / f"{tau}-{seed}", this, events, {"test_matthews": score})
     masked = analysis.masking(rows_of(tmp_path))
     (row,) = analysis.shares_by_layer([one for one in masked if one.tau == 0.1]).rows
-    assert row[3:] == ["2", "30.0", "40.0", "30.0 ± n/a (1)"]
+    assert row[3:] == ["2", "30.0", "40.0 (1)", "30.0 ± n/a (1)"]
     table = analysis.tau_table(analysis.swept(masked))
     assert [row[3:] for row in table.rows] == [
         [tau, "2", "50.00 ± n/a (1)", "30.0 ± n/a (1)"] for tau in ("0.1", "0.3")
     ]
-    assert "nan" not in analysis.layers_and_tasks(masked, "x").alt
+    assert "30.0% / 40.0%" in analysis.layers_and_tasks(masked, "x").alt
 
 
 def test_controls_have_a_table_of_their_own_beside_asa_alone(tmp_path: Path) -> None:

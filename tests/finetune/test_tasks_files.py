@@ -173,6 +173,19 @@ def test_a_word_of_conll_that_is_a_blank_ends_no_sentence(tmp_path: Path, blank:
     assert read(tmp_path / "t.conll") == [{"words": [blank, "In", blank, "Rome"]}, {"words": ["Hi"]}]
 
 
+@pytest.mark.parametrize("blank", [" \t", "\u00a0", "\x0c", "\x85"])
+def test_a_blank_line_of_any_kind_parts_sentences_of_conll_with_labels(tmp_path: Path, blank: str) -> None:
+    (tmp_path / "t.conll").write_text(f"In O\n{blank}\nRome B-x\n")
+    rows = [{"words": ["In"], "label": ["O"]}, {"words": ["Rome"], "label": ["B-x"]}]
+    assert read(tmp_path / "t.conll") == rows
+
+
+@pytest.mark.parametrize("control", ["\x0b", "\x0c", "\x85"])
+def test_a_line_of_control_characters_is_no_word_of_conll(tmp_path: Path, control: str) -> None:
+    (tmp_path / "t.conll").write_text(f"In\n{control}\nRome\n")
+    assert read(tmp_path / "t.conll") == [{"words": ["In"]}, {"words": ["Rome"]}]
+
+
 def test_conll_of_words_alone_has_no_labels(tmp_path: Path) -> None:
     (tmp_path / "t.conll").write_text("In\nRome\n\nHi\n")
     assert read(tmp_path / "t.conll") == [{"words": ["In", "Rome"]}, {"words": ["Hi"]}]

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,3 +244,15 @@ print(asa.fused.supported(asa.ASAConfig(), torch.device("cpu"), torch.float16, (
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.parametrize(("capability", "of"), [((9, 0), 9), ((8, 6), 8), ((10, 3), 10), ((12, 0), 12)])
+def test_a_launch_takes_the_tiles_of_its_gpu(
+    capability: tuple[int, int], of: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = pytest.importorskip("asa.fused.launch")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    x: Any = SimpleNamespace(is_cuda=True, device="cuda:0", dtype=torch.float16)
+    for kernel in launch.TIMED:
+        assert launch._tiles(kernel, x, 64) == launch.tiles(kernel, torch.float16, 64, of)
+    assert (launch._tiles("key", x, 64)["M"] == launch.TIMED["key"][0]) == (of in (9, 10))
