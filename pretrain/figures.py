@@ -98,7 +98,8 @@ def figures(run: Run, terms: Terms, stats: StepStats, meter: Meter) -> dict[str,
     norms = {"": stats.grad_norm, "_model": stats.model_norm, "_adversary": stats.adversary_norm}
     values |= {f"grad_norm{part}": float(norm) for part, norm in norms.items() if norm is not None}
     values |= {"lr": stats.lr, "loss_scale": stats.loss_scale, "skipped": run.faults.skipped}
-    values["memory_gb"] = memory(run.device)
+    if used := memory(run.device):
+        values["memory_gb"] = used
     rate = meter.rate()
     if rate is not None:
         values["tokens_per_s"] = run.tokens_per_step * rate
@@ -108,7 +109,8 @@ def figures(run: Run, terms: Terms, stats: StepStats, meter: Meter) -> dict[str,
 
 
 def memory(device: torch.device) -> float:
-    """Largest memory of this process so far, in GB: the device's, or the host's where there is none."""
+    """Largest memory of this process so far, in GB: the device's, or the host's where there is none; 0 where the system
+    does not tell."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     return resident.most() / 1e9

@@ -658,6 +658,15 @@ def test_tokens_per_second_are_those_of_all_ranks(monkeypatch: pytest.MonkeyPatc
     assert values["tokens_per_s"] == 1024
 
 
+def test_memory_that_the_system_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run: Any = SimpleNamespace(faults=SimpleNamespace(skipped=0), device=CPU)
+    meter: Any = SimpleNamespace(rate=lambda: None)
+    for told in (True, False):
+        values = figures.figures(run, {"loss": torch.tensor(1.5)}, StepStats(True, 1.0, 0.1), meter)
+        assert ("memory_gb" in values) == told
+        monkeypatch.setattr("asa.resident.STATUS", tmp_path / "none")
+
+
 def test_every_step_of_every_rank_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(seed=5, slots=lambda world: 1)
     batches, method = SimpleNamespace(step=lambda *_: []), SimpleNamespace(replays=0)
