@@ -1,4 +1,4 @@
-"""The peak of resident memory, as Linux counts it."""
+"""The peak of resident memory that a run records, as Linux counts it."""
 
 import os
 
@@ -15,17 +15,6 @@ pytestmark = [
     pytest.mark.skipif(not os.access(resident.CLEAR, os.W_OK), reason="counted by Linux alone"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="runs go to the GPU, whose own memory is counted"),
 ]
-
-
-def test_a_smaller_use_does_not_inherit_the_peak_of_the_one_before() -> None:
-    resident.forget()
-    before = resident.peak()
-    taken = bytearray(SIZE)
-    assert resident.peak() >= before + SIZE * 0.9
-    del taken
-    assert resident.peak() >= before + SIZE * 0.9
-    resident.forget()
-    assert resident.peak() < before + SIZE * 0.5
 
 
 def test_a_run_records_its_own_peak_and_not_one_from_before(given: Given) -> None:
