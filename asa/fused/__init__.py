@@ -49,6 +49,9 @@ class _NotNow(Exception):
     """No trial can be made here; nothing is known of the kernels yet."""
 
 
+# First numbers of compute capabilities: Hopper's and the data centre's Blackwell's, whose warps multiply in groups and
+# whose blocks have 227 KiB of shared memory.
+GROUPED = (9, 10)
 WIDEST_HEAD, LONGEST, MOST_PLANES = 128, 2048, 65535  # the last: what one axis of a launch can count
 WIDEST_ROW = 2048  # numbers of which a norm is taken at once
 # Of a block's states whose norms and activations are worth it: below, a GPU waits for its host, which has more to do
@@ -187,7 +190,7 @@ def told(error: BaseException) -> str:
 
 def _fits(capability: tuple[int, int], width: int) -> bool:
     """Whether a GPU has the matrix units and, for a wide head, the shared memory (tests/fused/test_compile.py)."""
-    return capability[0] in (9, 10) if width > 64 else capability >= (8, 0)
+    return capability[0] in GROUPED if width > 64 else capability >= (8, 0)
 
 
 def fused_attention(

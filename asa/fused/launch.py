@@ -9,7 +9,7 @@ from torch import Tensor
 
 from asa.adversary import MASKED
 from asa.errors import Apart
-from asa.fused import OFF, full, told
+from asa.fused import GROUPED, OFF, full, told
 
 # Kernels have no types.
 from asa.fused.attend import forward_kernel, key_kernel, query_kernel  # pyright: ignore[reportUnknownVariableType]
@@ -37,7 +37,6 @@ TIMED = {
     "slope": (64, 64, 4, 3),
 }
 FUSED = {"enable_fp_fusion": True}  # a x b + c in one instruction: Triton's default, from 3.10 on no longer
-MATRIX_GROUPS = (9, 10)  # compute capabilities whose matrix units are a group of warps'
 
 Room = Callable[[Tensor], Tensor]  # gives a result's memory, by a tensor of its shape and type
 
@@ -74,7 +73,7 @@ def tiles(kernel: str, dtype: torch.dtype, head: int, capability: int) -> dict[s
     wide = dtype == torch.float32
     K = max(16, 1 << (head - 1).bit_length())  # what the matrix units take
     # Elsewhere a warp's own products leave these two fewer registers: by those, they issue less and spill next to none.
-    crowded = kernel in ("forward", "key") and capability not in MATRIX_GROUPS
+    crowded = kernel in ("forward", "key") and capability not in GROUPED
     timed = not wide and (kernel == "pack" or K <= 64) and not crowded
     M, N, warps, stages = TIMED[kernel] if timed else _by_registers(kernel, wide, K)
     shape = {"M": M, "N": N}
@@ -87,7 +86,7 @@ def tiles(kernel: str, dtype: torch.dtype, head: int, capability: int) -> dict[s
 
 
 def _tiles(kernel: str, x: Tensor, head: int) -> dict[str, Any]:
-    capability = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else MATRIX_GROUPS[0]  # interpreted
+    capability = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else GROUPED[0]  # interpreted
     return tiles(kernel, x.dtype, head, capability)
 
 
