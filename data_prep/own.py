@@ -90,6 +90,11 @@ def _line_at(path: Path, place: int) -> str:
     return f"line {lines}"
 
 
+def _twice(names: list[str]) -> str | None:
+    """The first that is read of a row and stands there more than once."""
+    return next((name for name in _READ if names.count(name) > 1), None)
+
+
 def _parsed(line: bytes, place: str, path: Path, where: Callable[[], str]) -> Document:
     if b"\0" in line:  # JSON spells a zero; bare ones are UTF-16 or UTF-32
         raise WorkError(f"{path}: {where()} is not UTF-8; convert it to UTF-8")
@@ -101,8 +106,8 @@ def _parsed(line: bytes, place: str, path: Path, where: Callable[[], str]) -> Do
 
     try:
         row = json.loads(line, object_pairs_hook=noted)
-        if isinstance(row, dict) and (twice := [name for name in _READ if names.count(name) > 1]):
-            why = f"has the key {twice[0]} twice, of which one would be left out"
+        if isinstance(row, dict) and (key := _twice(names)):
+            why = f"has the key {key} twice, of which one would be left out"
             raise WorkError(f"{path}: {where()} {why}; mend the file")
         return document(row, place, path, where)
     except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
@@ -183,8 +188,8 @@ def _parquet(span: Span, label: str) -> Iterator[Document]:
         file = pq.ParquetFile(span.path)
         names = file.schema_arrow.names
         wanted = [name for name in _READ if name in names]
-        if twice := [name for name in wanted if names.count(name) > 1]:
-            raise WorkError(f"{span.path} has two columns {twice[0]!r}, of which one would be left out; drop one")
+        if column := _twice(names):
+            raise WorkError(f"{span.path} has two columns {column!r}, of which one would be left out; drop one")
         for batch in file.iter_batches(256, list(range(span.start, span.stop)), wanted):
             for row in batch.to_pylist():
                 yield document(row, f"{label}:{span.start}:{number}", span.path)
