@@ -12,7 +12,7 @@ from finetune.report.labels import grouped
 from finetune.report.plots import WIDTH, Plot, colour, height, legend, line, panels, point
 from finetune.report.rows import Row, Spread, masked_shares, spread
 from finetune.report.svg import DASHES, PALETTE, draw
-from finetune.report.tables import Table, counted, number, percent
+from finetune.report.tables import Table, among, counted, number, percent
 
 KEY = "masked_share"
 TAU = "asa.tau"
@@ -24,6 +24,11 @@ class Masked(NamedTuple):
     row: Row
     shares: np.ndarray
     tau: float | None
+
+    @property
+    def overall(self) -> float:
+        """Mean over the layers."""
+        return float(self.shares.mean())
 
 
 def masked_share(runs: list[Run], panel_of: dict[str, str], name: str) -> Plot | None:
@@ -80,9 +85,9 @@ def shares_by_layer(masked: list[Masked]) -> Table:
     layers = max(len(one.shares) for one in masked)
     cells = []
     for (_, _, model, method, _), same in grouped(masked, _group).items():
-        each = [_told(found, len(same)) for found in _by_layer(same)]
+        each = [among(number(100 * found.mean, 1), found.n, len(same)) for found in _by_layer(same)]
         shares = each + ["-"] * (layers - len(each))
-        overall = counted([float(one.shares.mean()) for one in same], len(same), 1)
+        overall = counted([one.overall for one in same], len(same), 1)
         cells.append([same[0].row.lettered, model, method, str(len(same)), *shares, overall])
     figures = ["n", *[f"Layer {layer}, %" for layer in range(layers)], "All layers, %"]
     return Table("Masked share, last log line", ["Task", "Model", "Method", *figures], cells, 3)
@@ -93,16 +98,11 @@ def _by_layer(same: list[Masked]) -> list[Spread]:
     return [spread(shares) for shares in zip(*(one.shares for one in same), strict=True)]
 
 
-def _told(share: Spread, of: int) -> str:
-    """Its mean in percent, with the number of runs that have one where that is not all of them."""
-    return number(100 * share.mean, 1) + (f" ({share.n})" if 0 < share.n < of else "")
-
-
 def layers_and_tasks(masked: list[Masked], name: str) -> Plot:
     """ASA's Figure 5: masked share of the last log line by layer, and its mean over the layers."""
     groups = grouped(masked, _group)
     means = [np.array([share.mean for share in _by_layer(same)]) for same in groups.values()]
-    overall = [spread(float(one.shares.mean()) for one in same).mean for same in groups.values()]
+    overall = [spread(one.overall for one in same).mean for same in groups.values()]
     shares = dict(zip(_labels(list(groups)), means, strict=True))
 
     def paint(figure: Figure) -> None:
@@ -154,7 +154,7 @@ def tau_table(sweeps: list[Sweep]) -> Table:
     for sweep in sweeps:
         for tau, same in _by_tau(sweep).items():
             names = [same[0].row.lettered, same[0].row.model, sweep.method, f"{tau:g}", str(len(same))]
-            share = counted([float(one.shares.mean()) for one in same], len(same), 1)
+            share = counted([one.overall for one in same], len(same), 1)
             cells.append([*names, counted([one.row.score for one in same], len(same), 2), share])
     figures = ["n", "Test, %", "Masked share, %"]
     uneven = dict.fromkeys(_shown(sweep) for sweep in sweeps if len(set(map(_seeds, _by_tau(sweep).values()))) > 1)
@@ -183,7 +183,7 @@ def tau_sweep(sweeps: list[Sweep], name: str) -> Plot:
             for one in sweep.runs:
                 style = {"color": colour(index), "alpha": 0.5, "markersize": 4}
                 left.plot(one.tau, 100 * (one.row.score - middle), "o", **style)
-                right.plot(one.tau, 100 * one.shares.mean(), "o", **style)
+                right.plot(one.tau, 100 * one.overall, "o", **style)
             left.plot(list(by_tau), [100 * (score - middle) for score, _ in by_tau.values()], **line(index))
             right.plot(list(by_tau), [100 * share for _, share in by_tau.values()], **line(index))
         left.set(xlabel="tau", ylabel="test score less its line's mean, points")
@@ -208,7 +208,7 @@ def _by_tau(sweep: Sweep) -> dict[float, list[Masked]]:
 def _means(sweep: Sweep) -> dict[float, tuple[float, float]]:
     """tau -> mean score and mean masked share."""
     return {
-        tau: (spread(one.row.score for one in same).mean, spread(float(one.shares.mean()) for one in same).mean)
+        tau: (spread(one.row.score for one in same).mean, spread(one.overall for one in same).mean)
         for tau, same in _by_tau(sweep).items()
     }
 

@@ -53,8 +53,12 @@ def _counted(same: list[Row], key: str, marked: str = "", sign: str = "") -> str
 def counted(values: Iterable[float], of: int, digits: int, marked: str = "", sign: str = "") -> str:
     """Fractions in percent, with the number of runs that have one where that is not all of them, or has a mark."""
     known = [value for value in values if not math.isnan(value)]
-    text = mean_sd(known, 100, digits, sign)
-    return f"{text} ({len(known)}{marked})" if known and (marked or len(known) < of) else text
+    return among(mean_sd(known, 100, digits, sign), len(known), of, marked)
+
+
+def among(text: str, known: int, of: int, marked: str = "") -> str:
+    """A figure with the number of runs that it is of, where that is not all of them, or has a mark."""
+    return f"{text} ({known}{marked})" if known and (marked or known < of) else text
 
 
 def mark(same: list[Row], rows: list[Row], values: dict[str, float]) -> str:
