@@ -275,6 +275,7 @@ def _finish(session: Session, best: Best) -> dict[str, Any]:
         "best_step": best.step,
         "best_epoch": best.epoch,
         "steps": session.progress.step,
+        "updates": session.progress.step * session.method.replays,
         "train_seconds": round(session.progress.training, 3),
         "seconds": round(time.perf_counter() - session.began, 3),
         **({peak: session.peak} if session.peak else {}),

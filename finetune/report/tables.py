@@ -114,7 +114,18 @@ def caveats(rows: list[Row]) -> str:
             patient = any(run.facts.get("config", {}).get("patience") for run in trained_here)
             why = ", as patience ended them" if patient else ""
             notes.append(f"{task}: its runs took {steps[0]:,} to {steps[-1]:,} batches{why}.")
+    notes += _updates(rows)
     return " ".join([*notes, *(f"{task} is not the whole published set: {what}." for task, what in parts)])
+
+
+def _updates(rows: list[Row]) -> list[str]:
+    """What is said of methods whose runs made several updates with a batch, where the others' made one."""
+    found: dict[str, str] = {}
+    for row in rows:
+        steps, updates = row.run.figures.get("steps", NAN), row.run.figures.get("updates", NAN)
+        if updates > steps:
+            found[row.method] = f"{row.method}: {number(updates / steps, 0)} updates with each batch."
+    return list(found.values())
 
 
 def score_name(key: str) -> str:

@@ -93,12 +93,14 @@ def test_peak_memory_is_that_of_steps_and_not_of_evaluations(
     assert [value for key, value in end.items() if key.startswith("peak_")] == [100]
 
 
-def test_every_update_draws_its_own_dropout(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a method that makes several of a batch, too."""
+def test_every_update_draws_its_own_dropout(given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a method that makes several of a batch, too, which its record tells."""
     seeds = list[tuple[int, ...]]()
     monkeypatch.setattr(loop, "seed_all", lambda *parts: seeds.append(parts))
     sweep(given(methods=["freeat"], max_steps=3))
     assert len(set(seeds)) == len(seeds) == 6
+    end = events(tmp_path / "runs", "tiny-freeat-0")[-1]
+    assert (end["steps"], end["updates"]) == (3, 6)
 
 
 def test_every_step_has_dropout_those_behind_an_evaluation_too(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:

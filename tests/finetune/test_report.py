@@ -150,6 +150,18 @@ def test_runs_of_different_numbers_of_batches_are_told(patience: int | None, tmp
     )
 
 
+def test_a_method_with_several_updates_to_a_batch_is_told(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for method, updates in (("vanilla", 20), ("freeat", 60)):
+        tuned(runs, method, 0, 0.8)
+        path = runs / f"base-{method}-0" / "metrics.jsonl"
+        path.write_text(path.read_text().replace('"steps": 20', f'"steps": 20, "updates": {updates}'))
+    write(ReportConfig(runs=runs, out=tmp_path / "report"))
+    page = text(tmp_path / "report", "md")
+    assert page.count("freeat: 3 updates with each batch.") == 3  # scores, gains, its own
+    assert page.count("updates with each batch") == 3
+
+
 def test_runs_of_as_many_batches_are_not(report: Path) -> None:
     assert "its runs took" not in text(report, "md")
 
