@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
+from asa import dist
 from asa.curves import Curves
 from asa.errors import RequestError, WorkError
 from asa.lines import check, wrong
@@ -121,6 +122,14 @@ class Record:
         with refusal_told(self.path), self.path.open("a+b") as file:
             _cut_torn_line(file)
             file.write(json.dumps(event, allow_nan=False).encode() + b"\n")
+
+
+def shared(folder: Path, facts: Mapping[str, Any], resume: int | None = None, wandb: str | None = None) -> Record:
+    """Rank 0's record of a run, an idle one elsewhere; every rank calls it. Raises WorkError, on every rank, where it
+    cannot be written."""
+    made = list[Record]()
+    dist.on_main(lambda: made.append(Record(folder, facts, True, resume, wandb)))
+    return made[0] if made else Record(folder, facts, active=False)
 
 
 def _check_names(line: dict[str, Any], values: dict[str, Any]) -> None:

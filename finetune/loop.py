@@ -33,7 +33,7 @@ from finetune.run import Cell
 from finetune.state import Best, Progress, Saver
 from finetune.tasks.batches import Encoded, steps_per_epoch, training_rows, window
 from finetune.tasks.task import Task, scored
-from finetune.together import record_of, told_to_all, with_waiting
+from finetune.together import told_to_all, with_waiting
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def train(cell: Cell, task: Task, data: dict[str, Encoded], facts: dict[str, Any
         if not progress.step:
             state.clear(folder)
             dist.on_main(lambda: clear(folder, record.NAME))
-        lines = held.enter_context(closing(record_of(folder, {**facts, "new_weights": new}, progress.step or None)))
+        lines = held.enter_context(closing(record.shared(folder, {**facts, "new_weights": new}, progress.step or None)))
         saver = Saver(folder, config.save_every, config.models[run.model])
         began -= progress.seconds
         windows = Ahead(partial(_window, data["train"], config, run.seed))

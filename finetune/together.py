@@ -1,14 +1,12 @@
 """What one rank alone fails at, told to the others where that can be: then the run ends and not the sweep."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from asa import dist
 from asa.errors import Apart, WorkError
-from asa.record import Record
 
 T = TypeVar("T")
 FULL = "the GPU's memory is full; set --micro_batch (below --batch) or lower --eval_batch"
@@ -46,10 +44,3 @@ def with_waiting(work: Callable[[], T]) -> T:
         raise Alone(f"rank {dist.rank()}: {FULL}") if dist.world() > 1 else WorkError(FULL) from None
     except dist.RankLost as error:
         raise Alone(str(error)) from None
-
-
-def record_of(folder: Path, facts: dict[str, Any], resume: int | None) -> Record:
-    """Rank 0's record of a run, an idle one elsewhere. Raises WorkError, on every rank, where it cannot be written."""
-    made: list[Record] = []
-    dist.on_main(lambda: made.append(Record(folder, facts, True, resume)))
-    return made[0] if made else Record(folder, facts, active=False)

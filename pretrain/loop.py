@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -19,7 +19,7 @@ from asa.errors import NotWritten, RequestError, WorkError
 from asa.methods import At
 from asa.methods.base import add
 from asa.places import atomic_write
-from asa.record import Record, Value
+from asa.record import Record, Value, shared
 from pretrain.config import PretrainConfig
 from pretrain.faults import Fault
 from pretrain.figures import Meter, figures
@@ -63,8 +63,9 @@ def train(config: PretrainConfig, device: torch.device) -> int:
             return 0
         run = build(config, device, found)
         watchdog.beat()
-        record = _open_record(run)
-        stack.callback(record.close)
+        record = stack.enter_context(closing(shared(config.out, facts_of(run), run.step or None, config.wandb)))
+        # After the record, by which the folder is known as a run's.
+        dist.on_main(lambda: _write_request(config))
         bar = stack.enter_context(progress_bar(config.method, run.step, config.steps))
         session = Session(run, record, bar, stop, watchdog, Meter(run), time.perf_counter() - run.seconds)
         if 0 < run.step < config.steps:
@@ -104,19 +105,9 @@ def _verify(config: PretrainConfig) -> None:
     dist.agreed(verify if each else lambda: None)
 
 
-def _open_record(run: Run) -> Record:
-    """Rank 0's record of the run, an idle one elsewhere; config.yaml stands beside it. Raises WorkError, on every rank,
-    where they cannot be written."""
-    config, made = run.config, list[Record]()
-
-    def write() -> None:
-        made.append(Record(config.out, facts_of(run), resume=run.step or None, wandb=config.wandb))
-        # After the record, by which the folder is known as a run's.
-        with atomic_write(config.out / "config.yaml") as partial:
-            save_yaml(config, partial)
-
-    dist.on_main(write)
-    return made[0] if made else Record(config.out, {}, active=False)
+def _write_request(config: PretrainConfig) -> None:
+    with atomic_write(config.out / "config.yaml") as partial:
+        save_yaml(config, partial)
 
 
 def _steps(session: Session) -> bool:
