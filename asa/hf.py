@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
@@ -277,6 +278,11 @@ class quiet:
             hf_logging.enable_progress_bar()
 
 
+def _newest(name: str) -> str:
+    """Of a weight, as transformers calls it since BERT's first releases."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
 def names_in(folder: Path) -> set[str]:
     """The names of the tensors in a folder's safetensors, of which there may be several."""
     found: set[str] = set()
@@ -293,16 +299,28 @@ def load_renamed(model: "transformers.PreTrainedModel", folder: Path, flag: str)
 
     Raises: RequestError where a weight of the model is there under no name, or its class reads no folder.
     """
-    names = names_in(folder)
-    if names and names <= model.state_dict().keys():
-        return
     kind: Any = type(model)
+    names, state = names_in(folder), model.state_dict()
+    if names and names <= state.keys():
+        return
+    if names and {*map(_newest, names)} <= state.keys():
+        # By itself: from_pretrained makes a model without what wraps layers of this one, as PEFT does.
+        held = {state[_newest(name)].data_ptr() for name in names}
+        _refuse_lost((name for name, value in state.items() if value.data_ptr() not in held), kind, folder, flag)
+        for file in folder.glob("model*.safetensors"):
+            model.load_state_dict({_newest(name): value for name, value in load_file(file).items()}, strict=False)
+        return
     # In fp32, which holds what any of the weights may be in; each goes into its own precision again below.
     with loading(folder, flag), fork_rng(devices=[]):
-        saved, info = kind.from_pretrained(folder, config=model.config, dtype=torch.float32, output_loading_info=True)
-    if info["missing_keys"]:
-        raise RequestError(f"{folder} lacks {min(info['missing_keys'])} of {kind.__name__}; give another by {flag}")
-    model.load_state_dict(saved.state_dict())
+        other, info = kind.from_pretrained(folder, config=model.config, dtype=torch.float32, output_loading_info=True)
+    _refuse_lost(info["missing_keys"], kind, folder, flag)
+    model.load_state_dict(other.state_dict())
+
+
+def _refuse_lost(names: Iterable[str], kind: Any, folder: Path, flag: str) -> None:
+    """Raises RequestError where there is one."""
+    if (lost := min(names, default=None)) is not None:
+        raise RequestError(f"{folder} lacks {lost} of {kind.__name__}; give another by {flag}")
 
 
 def checkpoint_activations(model: "transformers.PreTrainedModel", settings: dict[str, Any] | None = None) -> None:

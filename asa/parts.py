@@ -103,6 +103,14 @@ def _stands(base: nn.Module, known: Part) -> bool:
     return part is not None and any(module is part for module in there.modules())
 
 
+def bare(part: Any) -> Any:
+    """The layer inside PEFT's wrappers of it: of LoRA and its kin, or of one that is trained whole."""
+    for name in ("base_layer", "original_module"):
+        if isinstance(inner := getattr(part, name, None), nn.Module):
+            return bare(inner)
+    return part
+
+
 def _at_path(model: nn.Module, path: str) -> nn.Module | None:
     try:
         return model.get_submodule(path)

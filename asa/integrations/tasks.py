@@ -10,6 +10,7 @@ from transformers.models.auto import modeling_auto as auto
 
 from asa.batch import IGNORE, Batch, Kind
 from asa.errors import RequestError
+from asa.parts import bare
 
 # B rows, C choices, L length, M masked positions
 
@@ -74,7 +75,7 @@ def classes_of(model: PreTrainedModel, kind: Kind) -> int | None:
         head = whole.get_output_embeddings() if kind == "mlm" else getattr(model, "classifier", None)
     except AttributeError:  # of a head that somebody has put there
         return None
-    head = getattr(head, "out_proj", head)
+    head = bare(getattr(bare(head), "out_proj", head))
     return head.out_features if isinstance(head, nn.Linear) else None
 
 

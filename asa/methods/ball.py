@@ -1,7 +1,7 @@
 """What the methods share that climb the loss inside a ball around the word embeddings."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated, Literal, TypeVar, cast
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from asa.batch import Batch
 from asa.config import config
 from asa.engine import Engine, Precision
 from asa.errors import RequestError
+from asa.parts import bare
 from asa.perturb import Ball, Room
 
 # L length, D width of the word embeddings, R sequences
@@ -67,7 +68,7 @@ def check_sizes(sizes: dict[str, float], precision: Precision) -> None:
 
 def room(engine: Engine, batch: Batch) -> Room:
     """Where the perturbations of this batch live."""
-    words = cast(nn.Embedding, engine.module.model.get_input_embeddings())
+    words: nn.Embedding = bare(engine.module.model.get_input_embeddings())
     # The field and not the weight's shape: ZeRO 3 leaves an empty weight behind.
     return Room(~batch.pad_BL, len(batch.inputs["input_ids"]), words.embedding_dim)
 

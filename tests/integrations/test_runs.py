@@ -17,7 +17,6 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Tr
 from asa.adversary import FILE, Adversaries, ASAConfig
 from asa.errors import RequestError
 from asa.integrations.passes import Means
-from asa.integrations.refusals import tell_wrapped
 from asa.integrations.transformers import METHOD_FILE, AdversarialTrainer
 from asa.methods import METHODS, MethodsConfig
 from asa.model import TaskModel
@@ -164,28 +163,6 @@ def test_a_saved_regression_says_that_it_is_one_as_trainers_does(tmp_path: Path)
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     assert json.loads((tmp_path / "saved/config.json").read_text())["problem_type"] == "regression"
-
-
-def test_lora_is_told_to_be_saved_by_peft(tmp_path: Path) -> None:
-    class Adapted(torch.nn.Module):
-        """As PEFT wraps a layer."""
-
-        def __init__(self, base_layer: torch.nn.Module) -> None:
-            super().__init__()
-            self.base_layer = base_layer
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.base_layer(x)
-
-    model: Any = tiny_bert("classification")
-    model.classifier = Adapted(model.classifier)
-    trainer = AdversarialTrainer(model, arguments(tmp_path), train_dataset=rows("classification", 4), method="vanilla")
-    with pytest.warns(UserWarning, match=r"PEFT's, under which from_pretrained finds no weights; save with"):
-        trainer.save_model(str(tmp_path / "saved"))
-    model._hf_peft_config_loaded = True  # transformers' own adapters, saved as such
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tell_wrapped(model, "saved")
 
 
 @pytest.mark.parametrize("names", ["new", "old"])
