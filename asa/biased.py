@@ -29,6 +29,7 @@ class Seat:
     signal: Signal
     keep_B1LL: Tensor | None = field(default=None, repr=False)  # between the hooks of one call
     products: Products | None = field(default=None, repr=False)  # between a call's first hook and its attention
+    blind_BL: Tensor | None = field(default=None, repr=False)  # the same, queries to which attention gives zeros
     whole_config: Any = field(default=None, repr=False)  # what the module had for a config, where it got another
 
 
@@ -78,23 +79,37 @@ def fill_empty_rows(keep_BLL: Tensor, seen_BLL: Tensor) -> Tensor:
     return keep_BLL * (1 - empty_BL1) + empty_BL1 * seen_BLL
 
 
-def bias(keep_BLL: Tensor, seen_BLL: Tensor, dtype: torch.dtype) -> Tensor:
+def bias(keep_BLL: Tensor, seen_BLL: Tensor, dtype: torch.dtype, blind_BL1: Tensor | None = None) -> Tensor:
     """The additive mask of a keep map: 0 where attended, -1e4 where masked, half the minimum where not seen.
 
-    Half, because the minimum plus a negative score is -inf in fp16; it is still below every masked score.
+    Half, because the minimum plus a negative score is -inf in fp16; it is still below every masked score. Args: blind,
+    queries that are to have 0 throughout.
     """
     # Not below fp32's either: ModernBERT takes its softmax in fp32 whatever it is given.
     unseen = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min) / 2
     seen_BLL = seen_BLL.to(dtype)
     # By products, exact with 0 and 1: a masked_fill takes ten times as long on a CPU, forwards and backwards.
-    return ((1 - keep_BLL) * MASKED).to(dtype) * seen_BLL + (1 - seen_BLL) * unseen
+    unseen_BLL = (1 - seen_BLL) * unseen
+    if blind_BL1 is not None:
+        unseen_BLL = unseen_BLL * ~blind_BL1
+    return ((1 - keep_BLL) * MASKED).to(dtype) * seen_BLL + unseen_BLL
+
+
+def _blind(module: Any, seen_BLL: Tensor) -> Tensor | None:
+    """Queries that see no key, to which sdpa gives zeros; None where it does not run.
+
+    Their scores must not be half the minimum: torch's kernels keep the logarithm of the weights' sum, of which nothing
+    is left beside it, and so their gradients would be as of weights of 1 each.
+    """
+    runs = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return ~seen_BLL.any(-1) if runs == dispatch.NAME else None
 
 
 def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
     """Put the keep map into the mask of one layer."""
     seat: Seat = module._asa_seat
     now = seat.signal.now
-    seat.keep_B1LL = seat.products = None
+    seat.keep_B1LL = seat.products = seat.blind_BL = None
     _follow(module, seat)
     if now is None or now.perturb.attend is None:
         return None
@@ -129,7 +144,9 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if seat.family.score_method:
         seat.keep_B1LL = keep_B1LL
         return None
-    return _with_mask(bias(keep_B1LL, seen_B1LL, _score_dtype(h_BLD)), args, kwargs)
+    seat.blind_BL = _blind(module, seen_BLL)
+    blind_B1L1 = None if seat.blind_BL is None else seat.blind_BL[:, None, :, None]
+    return _with_mask(bias(keep_B1LL, seen_B1LL, _score_dtype(h_BLD), blind_B1L1), args, kwargs)
 
 
 def _check_map(keep: Tensor, rows: int, length: int) -> None:

@@ -57,6 +57,27 @@ def test_a_map_that_keeps_everything_changes_nothing(name: str, attention: str) 
         torch.testing.assert_close(hidden(model, batch, [ones] * LAYERS)[real], plain, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize("name", [name for name, attention in PAIRS if attention == "sdpa"])
+def test_a_row_of_padding_alone_is_under_a_map_what_it_is_without(name: str, learnt: bool) -> None:
+    """Its gradients too: torch's kernels take weights of 1 each where all scores are as low as a mask makes them."""
+    model, batch = tiny(name, "token", "sdpa").double(), batch_for(name, "token")
+    batch.inputs["attention_mask"][1] = 0
+    attach(model)
+
+    def found(keep: Tensor | None) -> list[Tensor]:
+        with perturbed(model, None if keep is None else Perturb(attend=lambda site: keep)):
+            logits_LC = model(**batch.inputs).logits[1]
+        weights = [p for p in model.parameters() if p.requires_grad]
+        grads = torch.autograd.grad(logits_LC.square().sum(), weights, allow_unused=True)
+        return [logits_LC, *(torch.zeros(0) if grad is None else grad for grad in grads)]
+
+    plain = found(None)
+    for keep in (torch.ones(ROWS, LENGTH, LENGTH), torch.rand(ROWS, HEADS, LENGTH, LENGTH).round()):
+        for one, other in zip(found(keep.double().requires_grad_(learnt)), plain, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
 @each_pair
 @settings(max_examples=5)
 @given(st.integers(0, 2**31), st.floats(0, 1))
