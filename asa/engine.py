@@ -18,7 +18,7 @@ from asa.batch import Batch
 from asa.errors import RequestError
 from asa.loss_scale import LossScale, in_fp16
 from asa.model import Output, TaskModel
-from asa.optim import ClippingAdamW, OptimConfig, PartNorms, learning_rate, set_updates, start
+from asa.optim import ClippingAdamW, OptimConfig, PartNorms, known, learning_rate, set_updates, start
 from asa.signal import Below, Perturb, Tap
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -272,15 +272,14 @@ class PlainEngine(Passes):
             torch.autograd.backward(self._vetoed(loss) * self._scale.value)
 
     def step(self, norms: bool = False) -> StepStats:
-        """Raises, beside the protocol's: RequestError for a parameter that was frozen or not there when the engine was
-        made."""
+        """Raises, beside the protocol's: RequestError for a parameter that was frozen, of another size or not there
+        when the engine was made."""
         trainable = self._trainable()
-        known = self.optimizer.state
-        if any(p not in known for p in trainable):
-            name = next(name for name, p in self.module.named_parameters() if p.requires_grad and p not in known)
+        if others := [p for p in trainable if not known(self.optimizer, p)]:
+            name = next(name for name, p in self.module.named_parameters() if p is others[0])
             raise RequestError(
-                f"{name} was frozen, or not there yet, when the engine was made, which does not train it; make the"
-                " engine anew"
+                f"{name} was frozen, of another size or not there yet when the engine was made, which does not train"
+                " it; make the engine anew"
             )
         if dist.any_(self._scale.on) and not self._scale.on:  # this rank has had no pass yet
             self._begin()

@@ -133,6 +133,13 @@ def start(optimizer: torch.optim.Optimizer, updated: Iterable[Tensor]) -> None:
         optimizer.state[p] = {"step": torch.zeros((), device=p.device), **averages}
 
 
+def known(optimizer: torch.optim.Optimizer, p: Tensor) -> bool:
+    """Whether the optimizer has a state for a parameter as large as it is now: torch's fused Adam does not look, and
+    writes past averages of embeddings that were resized since."""
+    average = optimizer.state.get(p, {}).get(MOMENTS[0])
+    return average is not None and average.shape == p.shape
+
+
 def set_updates(optimizer: torch.optim.Optimizer, updates: int) -> None:
     """Tell Adam how many updates its averages have seen."""
     for state in optimizer.state.values():

@@ -59,6 +59,13 @@ def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
             "weights in fp16 are not trained by torch's optimizers, since what Adam divides by is 0 there; load the"
             " model with dtype=torch.float32 and set fp16=True"
         )
+    state: Any = getattr(optimizer, "state", {})
+    averages = ((state.get(p, {}).get("exp_avg"), p) for p in trained)
+    if any(average is not None and average.shape != p.shape for average, p in averages):
+        raise RequestError(
+            "weights were resized since the optimizer was made, which goes on with averages of their old size; make"
+            " the trainer anew"
+        )
     if trainer.adversary is None:
         return
     held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}

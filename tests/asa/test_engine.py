@@ -17,6 +17,7 @@ from asa.errors import RequestError
 from asa.hf import checkpoint_activations
 from asa.losses import task_loss
 from asa.methods import METHODS, At, MethodsConfig
+from asa.model import TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, learning_rate, norm_of
 from asa.signal import Left, Pass, Perturb
 from tests.asa.conftest import (
@@ -28,6 +29,7 @@ from tests.asa.conftest import (
     gradients,
     random_keeps,
     tiny_batch,
+    tiny_bert,
     tiny_engine,
     tiny_module,
 )
@@ -231,7 +233,17 @@ def test_what_was_frozen_when_the_engine_was_made_is_not_left_out_without_a_word
     engine.step()
     module.model.base_model.requires_grad_(True)
     engine.backward(task_loss(engine.forward(batch), batch))
-    with pytest.raises(RequestError, match=r"model\.\S+ was frozen, or not there yet, when .*make the engine anew"):
+    with pytest.raises(RequestError, match=r"model\.\S+ was frozen, of .* or not there yet .*make the engine anew"):
+        engine.step()
+
+
+def test_embeddings_that_were_resized_since_are_refused() -> None:
+    """transformers changes the numbers of the same parameter; torch's fused Adam writes past its averages."""
+    model: Any = tiny_bert("classification")
+    engine, batch = tiny_engine(TaskModel(model, "classification")), tiny_batch("classification")
+    model.resize_token_embeddings(model.config.vocab_size + 1000)
+    engine.backward(task_loss(engine.forward(batch), batch))
+    with pytest.raises(RequestError, match=r"model\.\S*word_embeddings.* was frozen, of another size or not there"):
         engine.step()
 
 

@@ -178,6 +178,17 @@ def test_a_model_under_the_autocast_of_an_earlier_trainer(tmp_path: Path) -> Non
     build(tmp_path, "vanilla", extract_model_from_parallel(model, keep_fp32_wrapper=False)).train()
 
 
+def test_embeddings_that_were_resized_between_two_trainings(tmp_path: Path) -> None:
+    model: Any = tiny_bert("classification")
+    trainer = AdversarialTrainer(
+        model, arguments(tmp_path, max_steps=1), train_dataset=rows("classification", 4), method="vanilla"
+    )
+    trainer.train()
+    model.resize_token_embeddings(model.config.vocab_size + 8)
+    with pytest.raises(RequestError, match=r"resized since the optimizer was made.*make the trainer anew"):
+        trainer.train()
+
+
 def test_an_optimizer_without_the_adversary(tmp_path: Path) -> None:
     model = tiny_bert("classification")
     given = (torch.optim.SGD(model.parameters(), lr=1e-3), None)
