@@ -21,7 +21,7 @@ from asa.batch import Looked
 from asa.errors import RequestError
 from asa.families import Family, check_attention, family
 from asa.forwards import forwards, theirs
-from asa.parts import ATTENTION, BLOCK, Part, Tail, blocks_of, check_parts, ends, parts, tail
+from asa.parts import ATTENTION, BLOCK, Part, Tail, blocks_of, check_parts, ends, parts, refuse_peft, tail
 from asa.recompute import forget, recall
 from asa.signal import Left, Pass, Perturb, Reads, Signal, Tap
 from asa.stock import altered, end_altered, head_altered, head_types, stock, stock_masked_lm_head
@@ -95,8 +95,7 @@ def attach(model: "transformers.PreTrainedModel", config: ASAConfig | None = Non
 
 def _checked(model: Any, config: Any) -> ASAConfig:
     """The settings, or the default ones. Raises RequestError for what is no Hugging Face model and no settings."""
-    if hasattr(model, "get_base_model"):
-        raise RequestError(f"{type(model).__name__} is PEFT's; give what its get_base_model() returns")
+    refuse_peft(model)
     if not isinstance(getattr(model, "config", None), transformers.PreTrainedConfig):
         raise RequestError(f"{type(model).__name__} is no Hugging Face model; give a PreTrainedModel")
     if not isinstance(config, ASAConfig | None):

@@ -62,16 +62,16 @@ class Batch:
 
     def __post_init__(self) -> None:
         """Raises RequestError for totals below 1, by which losses are divided, for inputs that are lists, for classes
-        that are no whole numbers, and for positions that are no indices, a mask of tokens say, or not as many as
+        that are no int64, and for positions that are no indices, a mask of tokens say, or not as many as
         labels."""
         if lists := [name for name, value in self.inputs.items() if isinstance(value, list)]:
             raise RequestError(f"{lists[0]} is a list; give tensors, as a tokenizer does with return_tensors='pt'")
         given: Any = self.labels
         if not isinstance(given, Tensor):
             raise RequestError(f"labels are a {type(given).__name__}; give a tensor")
-        if self.kind != "regression" and self.labels.is_floating_point():
+        if self.kind != "regression" and self.labels.dtype != torch.int64:  # torch's losses take others in part
             kind = str(self.labels.dtype).removeprefix("torch.")
-            raise RequestError(f"labels of kind {self.kind} are {kind}, allowed: whole numbers; give labels.long()")
+            raise RequestError(f"labels of kind {self.kind} are {kind}, allowed: int64; give labels.long()")
         for name in ("total_rows", "total_labels"):
             total = getattr(self, name)
             if isinstance(total, int | float) and not total >= 1:  # of a tensor a look would wait for its device

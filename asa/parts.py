@@ -103,6 +103,16 @@ def _stands(base: nn.Module, known: Part) -> bool:
     return part is not None and any(module is part for module in there.modules())
 
 
+def refuse_peft(model: Any, more: str = "") -> None:
+    """Raises RequestError for PEFT's wrapper of a model; `more`: what there is to do beside."""
+    if not hasattr(model, "get_base_model"):
+        return
+    name = type(model).__name__
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise RequestError(f"{name} learns prompts, which its base model has not and nothing here trains; take LoRA")
+    raise RequestError(f"{name} is PEFT's; give what its get_base_model() returns{more}")
+
+
 def bare(part: Any) -> Any:
     """The layer inside PEFT's wrappers of it: of LoRA and its kin, or of one that is trained whole."""
     for name in ("base_layer", "original_module"):

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from asa.errors import RequestError
 from asa.methods import MethodsConfig
 from asa.methods.limits import slow_adversary
+from asa.parts import refuse_peft
 
 if TYPE_CHECKING:
     from asa.integrations.transformers import AdversarialTrainer
@@ -21,10 +22,8 @@ _INSIDE_BACKWARD = ("lomo", "adalomo")
 
 def refuse_types(model: Any, options: Any = None, args: Any = None) -> None:
     """Raises RequestError for a model, options or arguments of a class that is none of theirs; None passes."""
-    if hasattr(model, "get_base_model") and not isinstance(model, PreTrainedModel):
-        name = type(model).__name__
-        raise RequestError(f"{name} is PEFT's; give what its get_base_model() returns, and save by its save_pretrained")
     if not isinstance(model, PreTrainedModel | None):
+        refuse_peft(model, ", and save by its save_pretrained")
         raise RequestError(f"{type(model).__name__} is no PreTrainedModel; give an ordinary Hugging Face model")
     if not isinstance(options, MethodsConfig | None):
         name = type(options).__name__

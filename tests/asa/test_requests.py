@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -300,10 +301,11 @@ def test_a_kind_is_one_that_there_is_and_the_batchs() -> None:
 class Peft(nn.Module):
     """As PEFT's models are: around the base model, whose config they show."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompts: bool = False) -> None:
         super().__init__()
         self.base_model = tiny_bert("classification")
         self.config = self.base_model.config
+        self.active_peft_config = SimpleNamespace(is_prompt_learning=prompts)
 
     def get_base_model(self) -> Any:
         return self.base_model
@@ -316,6 +318,7 @@ class Peft(nn.Module):
         ("bert-base-uncased", None, "str is no Hugging Face model"),
         (nn.Linear(2, 2), None, "Linear is no Hugging Face model"),
         (Peft(), None, r"Peft is PEFT's; give what its get_base_model\(\) returns"),
+        (Peft(prompts=True), None, r"Peft learns prompts, which its base model has not and nothing here trains"),
         (tiny_bert(), {"tau": 0.3}, "dict is no ASAConfig; give one, or nothing"),
         (tiny_bert(), MethodsConfig(), "MethodsConfig is no ASAConfig"),
     ],
@@ -339,15 +342,16 @@ def test_what_a_batch_lacks_is_named() -> None:
             backward(tiny_module(asa=ASAConfig()), replace(tiny_batch(), positions=positions))
 
 
-def test_lists_and_classes_that_are_fractions_are_refused() -> None:
+def test_lists_and_classes_of_other_types_are_refused() -> None:
     batch = tiny_batch("classification")
     with pytest.raises(RequestError, match=r"^input_ids is a list; give tensors"):
         replace(batch, inputs=batch.inputs | {"input_ids": batch.ids.tolist()})
     for kind in ("classification", "regression"):
         with pytest.raises(RequestError, match=r"^labels are a list; give a tensor"):
             replace(tiny_batch(kind), labels=[0, 1, 0])  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match=r"^labels of kind classification are float32, allowed: whole numbers"):
-        replace(batch, labels=batch.labels.float())
+    for dtype in (torch.float32, torch.int32, torch.uint8):
+        with pytest.raises(RequestError, match=r"^labels of kind classification are \w+, allowed: int64"):
+            replace(batch, labels=batch.labels.to(dtype))
 
 
 def test_a_misspelt_method_is_told_which_there_are() -> None:
