@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from io import RawIOBase, TextIOWrapper
+from shutil import get_terminal_size
 from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
@@ -142,5 +143,8 @@ def bar(what: str, total: int, unit: str, *, often: float = 0.5, **settings: Any
     """
     settings = {**settings, "desc": what, "total": total, "unit": unit, "miniters": 0}
     if sys.stderr.isatty():
+        if not os.get_terminal_size(sys.stderr.fileno()).columns:
+            # Of a terminal that does not tell its size, as in a container, tqdm would take 0 columns for no bar.
+            settings["ncols"], settings["nrows"] = get_terminal_size()
         return tqdm(mininterval=often, **settings)
     return tqdm(mininterval=SELDOM, file=_Lines(sys.stderr), **settings)

@@ -151,6 +151,10 @@ def _meet() -> tuple[Store, int, int]:
     try:
         # Its own, short timeout: where one machine has failed before, the others need not wait for it long.
         return next(torch_dist.rendezvous("env://", timeout=JOIN))
+    except ValueError as error:
+        raise RequestError(
+            f"RANK is set, as by a launcher, but not all that goes with it ({error}); unset it, or start by a launcher"
+        ) from None
     except torch_dist.DistError as error:
         said = str(error).splitlines()[0].rstrip(".")
         if taken := re.search(r"port: (\d+),.*EADDRINUSE", said):

@@ -154,10 +154,10 @@ def make_all(work: Sweep, worker: int) -> None:
         for cell in (cell for cell in work.cells if cell not in work.finished):
             with claimed(cell.config.out, cell.run.name) as mine:
                 make(cell) if mine else others.append(cell)
-        if worker == 0 and dist.world() == 1:
-            # Those of processes that are killed meanwhile fall to this one.
-            for cell in others:
-                with claimed(cell.config.out, cell.run.name, wait=True):
+        # Those of processes that are killed meanwhile fall to the first one, which waits, and else to who comes by.
+        for cell in others if dist.world() == 1 else ():
+            with claimed(cell.config.out, cell.run.name, wait=worker == 0) as mine:
+                if mine:
                     make(cell)
     # Ranks cannot wait.
     _answer(failed, work.unfinished(others) if dist.world() > 1 else [], len(work.cells))

@@ -46,7 +46,7 @@ def pretrain_(argv: list[str]) -> None:
     ended = run_together([command], inherited() | settings, "pretrain", remote)
     # Rank 0 writes the record, perhaps to another machine's disk.
     written = request.out / record.NAME
-    sys.exit(answer(ended, not written.exists() or record.finished(written)))
+    sys.exit(answer(ended, record.finished(written) if written.exists() else None))
 
 
 def _check_pretraining(request: "PretrainConfig", world: int, cuda: bool, first: bool = True) -> None:
@@ -96,7 +96,7 @@ def _sweep(
     for line in commands:
         show(line, settings)
     if not options.dry_run:
-        sys.exit(answer(run_together(commands, inherited() | settings, "finetune"), finished=True))
+        sys.exit(answer(run_together(commands, inherited() | settings, "finetune"), finished=None))
 
 
 def reads_the_hub(request: "FinetuneConfig") -> bool:
@@ -127,9 +127,9 @@ def show(command: list[str], settings: dict[str, str]) -> None:
     print("$ " + " ".join([*shown, *map(shlex.quote, command)]), flush=True)
 
 
-def answer(ended: Outcome, finished: bool) -> int:
-    """The exit code, and a line about a stop. Args: finished, whether the work is complete if nothing failed."""
-    if ended.code == 0 and finished:
+def answer(ended: Outcome, finished: bool | None) -> int:
+    """The exit code, and a line about a stop. Args: finished, whether the work is complete; None: if nothing failed."""
+    if (ended.code == 0 and finished is None) or (finished and (ended.code == 0 or ended.signal)):
         return 0
     # Ranks that were asked themselves, not through this process, end in order as well.
     number = ended.signal or (signal.SIGTERM if ended.code == 0 else 0)

@@ -1,6 +1,7 @@
 """python -m pretrain run | export. A command loads what it needs, which takes seconds, when it is given."""
 
 import os
+import signal
 
 import cli
 
@@ -10,6 +11,9 @@ def run(argv: list[str]) -> None:
     from pretrain import process
 
     process.run(argv)
+    # All steps are made: to end by a signal now would tell the launcher that something is left.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def export_(argv: list[str]) -> None:

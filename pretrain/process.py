@@ -37,7 +37,7 @@ def run(argv: list[str]) -> None:
         both = f"method {request.method} with objective {request.objective}"
         print(f"note: {both} does not read {', '.join(others)}", flush=True)
     with told_on_each_machine():
-        check(request, int(os.environ.get("WORLD_SIZE", "1")), cuda)
+        check(request, int(os.environ.get("WORLD_SIZE", "1")) if launched else 1, cuda)
     # DeepSpeed asks for it even where no launcher has set it.
     os.environ.setdefault("LOCAL_RANK", "0")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")

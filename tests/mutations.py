@@ -51,9 +51,16 @@ MUTATIONS = (
     Mutation(
         "padding keys are attended",
         "biased.py",
-        " * seen_BLL + (1 - seen_BLL) * unseen",
-        " * seen_BLL",
+        "unseen_BLL = (1 - seen_BLL) * unseen",
+        "unseen_BLL = (1 - seen_BLL) * 0",
         "asa/test_families.py::test_what_padding_holds_never_reaches_a_real_position",
+    ),
+    Mutation(
+        "what sees no key attends to padding",
+        "dispatch.py",
+        "context.masked_fill(blind_BL[..., None, None], 0)",
+        "context",
+        "asa/test_families.py::test_a_row_of_padding_alone_is_under_a_map_what_it_is_without",
     ),
     Mutation(
         "a query that keeps no key stays so",

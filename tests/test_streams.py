@@ -233,9 +233,11 @@ def test_without_a_terminal_a_bar_tells_its_states_in_lines(seldom: int, states:
     assert [line.rsplit("| ", 1)[1].split()[0] for line in done.stderr.decode().splitlines()] == states
 
 
-def test_on_a_terminal_a_bar_is_redrawn() -> None:
+@pytest.mark.parametrize("size", [(24, 80), (0, 0)])
+def test_on_a_terminal_a_bar_is_redrawn(size: tuple[int, int]) -> None:
+    """Of a size that it does not tell, too."""
     reader, writer = os.openpty()
-    termios.tcsetwinsize(writer, (24, 80))
+    termios.tcsetwinsize(writer, size)
     subprocess.run([sys.executable, "-c", BAR.format(seldom=30)], stdout=writer, stderr=writer, check=True)
     os.close(writer)
     shown = os.read(reader, 10000)

@@ -172,3 +172,11 @@ def test_threads_of_the_last_message_end_before_python_does(monkeypatch: pytest.
     monkeypatch.setattr("time.sleep", done.append)
     dist.close()
     assert done == ["left", dist.LAST_THREADS]
+
+
+def test_a_rank_without_the_rest_of_what_a_launcher_sets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "_timeout", None)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(RequestError, match=r"^RANK is set, as by a launcher, but not all .*WORLD_SIZE.*; unset it"):
+        dist.init(cuda=False, launched=True)

@@ -391,8 +391,9 @@ def held(cell: Cell, following: Cell, last: Callable[[], object] = lambda: None)
         holder.join(10)
 
 
-def test_a_run_whose_process_has_gone_falls_to_worker_0(given: Given, tmp_path: Path) -> None:
-    wanted = given(seeds=[0, 1])
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_run_whose_process_has_gone_falls_to_who_is_left(worker: int, given: Given, tmp_path: Path) -> None:
+    wanted = given(seeds=[0, 1], worker=worker)
     (first, second) = Sweep(wanted).cells
     with held(first, second):
         sweep(wanted)

@@ -269,6 +269,13 @@ def test_a_rank_that_was_killed_is_failed_work(code: int, told: int) -> None:
     assert answer(Outcome(code, 0), finished=False) == told
 
 
+def test_a_stop_after_the_end_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """The launcher, too, was asked when all was written."""
+    late = Outcome(1, signal.SIGTERM)
+    assert [answer(late, finished) for finished in (True, False, None)] == [0, 143, 143]
+    assert capsys.readouterr().out.count("stopped; the same command continues it") == 2
+
+
 @pytest.mark.parametrize(
     ("number", "told"),
     [
@@ -280,7 +287,7 @@ def test_a_rank_that_was_killed_is_failed_work(code: int, told: int) -> None:
     ],
 )
 def test_a_worker_that_was_killed_is_told(number: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer(outcome([0, -number], 0, cut_off=False), finished=True) == 1
+    assert answer(outcome([0, -number], 0, cut_off=False), finished=None) == 1
     assert told in capsys.readouterr().err
 
 
