@@ -67,19 +67,21 @@ def attacked(
     free = len(q_BHLK) - len(keep.q_BLD)
     mask, shown_B111 = _finite(None if mask_B1LL is None else mask_B1LL[:free, :, :1], q_BHLK.dtype)
     last_B111 = keep.seen_BL.any(-1)[:, None, None, None].to(q_BHLK.dtype)
-    first_B111 = last_B111.new_ones(free, 1, 1, 1) if shown_B111 is None else shown_B111.expand(free, 1, 1, 1)
-    return _Attend.apply(q_BHLK, k_BHLK, v_BHLK, mask, dropout, scaling, torch.cat([first_B111, last_B111]), *keep)
+    if shown_B111 is not None or not last_B111.all():
+        first_B111 = last_B111.new_ones(1, 1, 1, 1) if shown_B111 is None else shown_B111
+        shown_B111 = torch.cat([first_B111.expand(free, 1, 1, 1), last_B111])
+    return _Attend.apply(q_BHLK, k_BHLK, v_BHLK, mask, dropout, scaling, shown_B111, *keep)
 
 
 def _finite(mask_BHLL: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
     """The mask as finite numbers to add, and a factor of the context, BHL1: 0 for queries that see no key, to which
-    torch's attention gives zeros, else 1 (None where the mask learns, which is finite as it is)."""
+    torch's attention gives zeros, else 1 (None where there are none such, or the mask learns, finite as it is)."""
     if mask_BHLL is None or mask_BHLL.requires_grad:
         return mask_BHLL, None
     if mask_BHLL.dtype == torch.bool:
         mask_BHLL = torch.zeros_like(mask_BHLL, dtype=dtype).masked_fill_(~mask_BHLL, -torch.inf)
-    shown_BHL1 = (mask_BHLL.amax(-1, keepdim=True) != -torch.inf).to(dtype)
-    return mask_BHLL.clamp_min(torch.finfo(dtype).min), shown_BHL1
+    shown_BHL1 = mask_BHLL.amax(-1, keepdim=True) != -torch.inf
+    return mask_BHLL.clamp_min(torch.finfo(dtype).min), None if shown_BHL1.all() else shown_BHL1.to(dtype)
 
 
 def attend(
@@ -115,7 +117,6 @@ class _Attend(Function):
         x_ALL = q.new_empty(0) if keep is None else products(keep)
         kept_AL = x_ALL.new_empty(x_ALL.shape[:2])
         threshold, rescale = spare(dropout)
-        factor_BHL1 = q.new_full((1, 1, 1, 1), rescale) if shown is None else shown * rescale
         for rows, attacked in _portions(weights_BHLL, len(q) - len(x_ALL)):
             weights = weights_BHLL[rows]
             torch.matmul(q[rows] * scaling, k[rows].transpose(2, 3), out=weights)
@@ -127,9 +128,10 @@ class _Attend(Function):
             if threshold:
                 torch.copysign(weights, _draws(weights, threshold), out=weights)
             context = weights.relu() if threshold else weights
-            torch.mul(context @ v[rows], _of(factor_BHL1, rows), out=context_BHLK[rows])
-        ctx.save_for_backward(q, k, v, weights_BHLL, context_BHLK, x_ALL, kept_AL, factor_BHL1, *made[:4])
-        ctx.mask, ctx.scaling, ctx.slope = None if mask is None else mask.shape, scaling, made[4:]
+            torch.mul(context @ v[rows], _factor(shown, rows, rescale), out=context_BHLK[rows])
+        ctx.save_for_backward(q, k, v, weights_BHLL, context_BHLK, x_ALL, kept_AL, shown, *made[:4])
+        ctx.mask, ctx.rescale, ctx.scaling = None if mask is None else mask.shape, rescale, scaling
+        ctx.slope = made[4:]
         if keep is not None and not any(ctx.needs_input_grad[7:10]):
             ctx.mark_non_differentiable(kept_AL)
         return context_BHLK.transpose(1, 2), None if keep is None else kept_AL
@@ -137,14 +139,14 @@ class _Attend(Function):
     @staticmethod
     @first_only("attention's gradients on a CPU")
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weights_BHLL, context_BHLK, x_ALL, kept_AL, factor_BHL1, *made = ctx.saved_tensors
+        q, k, v, weights_BHLL, context_BHLK, x_ALL, kept_AL, shown, *made = ctx.saved_tensors
         grad_BHLK = grads[0].transpose(1, 2)
         found_q, found_k, found_v = (torch.empty_like(x) for x in (q, k, v))
         found_mask = q.new_zeros(ctx.mask) if ctx.needs_input_grad[3] else None
         needed = ctx.needs_input_grad[7:10]
         keep, slope_ALL = KeepMap(*made, *ctx.slope) if any(needed) else None, torch.empty_like(x_ALL)
         for rows, attacked in _portions(weights_BHLL, len(q) - len(x_ALL)):
-            grad = grad_BHLK[rows] * _of(factor_BHL1, rows)
+            grad = grad_BHLK[rows] * _factor(shown, rows, ctx.rescale)
             kept = weights_BHLL[rows].relu()  # a dropped weight is negative
             found_v[rows] = kept.transpose(2, 3) @ grad
             means = (grad_BHLK[rows] * context_BHLK[rows]).sum(-1, keepdim=True)
@@ -165,6 +167,11 @@ class _Attend(Function):
 def _of(all_B: Tensor, rows: slice) -> Tensor:
     """Some rows of what may stand for all by one."""
     return all_B[rows] if len(all_B) > 1 else all_B
+
+
+def _factor(shown: Tensor | None, rows: slice, rescale: float) -> Tensor | float:
+    """Of the context of some rows."""
+    return rescale if shown is None else _of(shown, rows) * rescale
 
 
 def _draws(like: Tensor, threshold: int) -> Tensor:
