@@ -47,8 +47,9 @@ def context(
     q_BHLK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, mask_BHLL: Tensor | None, dropout: float, scaling: float
 ) -> Tensor:
     """Context BLHK. Args: mask as torch's attention takes it, bool (True: seen) or added to the scores."""
-    mask, shown_BHL1 = _finite(mask_BHLL, q_BHLK.dtype)
-    return attend(q_BHLK, k_BHLK, v_BHLK, mask, dropout, scaling, shown_BHL1)
+    mask, blind_BLH1 = _finite(mask_BHLL, q_BHLK.dtype)
+    context_BLHK = attend(q_BHLK, k_BHLK, v_BHLK, mask, dropout, scaling)
+    return context_BLHK if blind_BLH1 is None else context_BLHK.masked_fill(blind_BLH1, 0)
 
 
 def attacked(
@@ -65,51 +66,32 @@ def attacked(
     Args: keep attacks the last rows, as many as it has; mask is the others', for every query of a row the same.
     """
     free = len(q_BHLK) - len(keep.q_BLD)
-    mask, shown_B111 = _finite(None if mask_B1LL is None else mask_B1LL[:free, :, :1], q_BHLK.dtype)
-    last_B111 = keep.seen_BL.any(-1)[:, None, None, None].to(q_BHLK.dtype)
-    if shown_B111 is not None or not last_B111.all():
-        first_B111 = last_B111.new_ones(1, 1, 1, 1) if shown_B111 is None else shown_B111
-        shown_B111 = torch.cat([first_B111.expand(free, 1, 1, 1), last_B111])
-    return _Attend.apply(q_BHLK, k_BHLK, v_BHLK, mask, dropout, scaling, shown_B111, *keep)
+    mask = None if mask_B1LL is None else _finite(mask_B1LL[:free, :, :1], q_BHLK.dtype)[0]
+    return _Attend.apply(q_BHLK, k_BHLK, v_BHLK, mask, dropout, scaling, *keep)
 
 
 def _finite(mask_BHLL: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """The mask as finite numbers to add, and a factor of the context, BHL1: 0 for queries that see no key, to which
-    torch's attention gives zeros, else 1 (None where there are none such, or the mask learns, finite as it is)."""
+    """The mask as finite numbers to add, and the queries that see no key, to which torch's attention gives zeros (None
+    where the mask learns, which is finite as it is)."""
     if mask_BHLL is None or mask_BHLL.requires_grad:
         return mask_BHLL, None
     if mask_BHLL.dtype == torch.bool:
         mask_BHLL = torch.zeros_like(mask_BHLL, dtype=dtype).masked_fill_(~mask_BHLL, -torch.inf)
-    shown_BHL1 = mask_BHLL.amax(-1, keepdim=True) != -torch.inf
-    return mask_BHLL.clamp_min(torch.finfo(dtype).min), None if shown_BHL1.all() else shown_BHL1.to(dtype)
+    blind_BHL = mask_BHLL.amax(-1) == -torch.inf
+    return mask_BHLL.clamp_min(torch.finfo(dtype).min), blind_BHL.transpose(1, 2).unsqueeze(-1)
 
 
 def attend(
-    q_BHLK: Tensor,
-    k_BHLK: Tensor,
-    v_BHLK: Tensor,
-    mask_BHLL: Tensor | None,
-    dropout: float,
-    scaling: float,
-    shown_BHL1: Tensor | None = None,
+    q_BHLK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, mask_BHLL: Tensor | None, dropout: float, scaling: float
 ) -> Tensor:
-    """Context BLHK. Args: mask is added to the scores, shown a factor of the context; sizes of 1 stand for all."""
-    unmade = [None] * len(KeepMap._fields)
-    return _Attend.apply(q_BHLK, k_BHLK, v_BHLK, mask_BHLL, dropout, scaling, shown_BHL1, *unmade)[0]
+    """Context BLHK. Args: mask is added to the scores; its sizes of 1 stand for all."""
+    return _Attend.apply(q_BHLK, k_BHLK, v_BHLK, mask_BHLL, dropout, scaling, *[None] * len(KeepMap._fields))[0]
 
 
 class _Attend(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        dropout: float,
-        scaling: float,
-        shown: Tensor | None,
-        *made: Any,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float, *made: Any
     ) -> tuple[Tensor, Tensor | None]:
         weights_BHLL = q.new_empty(*q.shape[:3], k.shape[2])
         context_BHLK = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
@@ -123,30 +105,30 @@ class _Attend(Function):
             if attacked is not None and keep is not None:
                 weights += lowered(keep, attacked, x_ALL[attacked], kept_AL[attacked])
             elif mask is not None:
-                weights += _of(mask, rows)
+                weights += mask[rows] if len(mask) > 1 else mask
             torch.softmax(weights, -1, out=weights)
             if threshold:
                 torch.copysign(weights, _draws(weights, threshold), out=weights)
             context = weights.relu() if threshold else weights
-            torch.mul(context @ v[rows], _factor(shown, rows, rescale), out=context_BHLK[rows])
-        ctx.save_for_backward(q, k, v, weights_BHLL, context_BHLK, x_ALL, kept_AL, shown, *made[:4])
+            torch.mul(context @ v[rows], rescale, out=context_BHLK[rows])
+        ctx.save_for_backward(q, k, v, weights_BHLL, context_BHLK, x_ALL, kept_AL, *made[:4])
         ctx.mask, ctx.rescale, ctx.scaling = None if mask is None else mask.shape, rescale, scaling
         ctx.slope = made[4:]
-        if keep is not None and not any(ctx.needs_input_grad[7:10]):
+        if keep is not None and not any(ctx.needs_input_grad[6:9]):
             ctx.mark_non_differentiable(kept_AL)
         return context_BHLK.transpose(1, 2), None if keep is None else kept_AL
 
     @staticmethod
     @first_only("attention's gradients on a CPU")
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weights_BHLL, context_BHLK, x_ALL, kept_AL, shown, *made = ctx.saved_tensors
+        q, k, v, weights_BHLL, context_BHLK, x_ALL, kept_AL, *made = ctx.saved_tensors
         grad_BHLK = grads[0].transpose(1, 2)
         found_q, found_k, found_v = (torch.empty_like(x) for x in (q, k, v))
         found_mask = q.new_zeros(ctx.mask) if ctx.needs_input_grad[3] else None
-        needed = ctx.needs_input_grad[7:10]
+        needed = ctx.needs_input_grad[6:9]
         keep, slope_ALL = KeepMap(*made, *ctx.slope) if any(needed) else None, torch.empty_like(x_ALL)
         for rows, attacked in _portions(weights_BHLL, len(q) - len(x_ALL)):
-            grad = grad_BHLK[rows] * _factor(shown, rows, ctx.rescale)
+            grad = grad_BHLK[rows] * ctx.rescale
             kept = weights_BHLL[rows].relu()  # a dropped weight is negative
             found_v[rows] = kept.transpose(2, 3) @ grad
             means = (grad_BHLK[rows] * context_BHLK[rows]).sum(-1, keepdim=True)
@@ -156,22 +138,12 @@ class _Attend(Function):
                 parts = (x_ALL[attacked], kept_AL[attacked], d_scores.sum(1), grads[1][attacked])
                 slope_ALL[attacked] = slopes(keep, attacked, *parts)
             elif attacked is None and found_mask is not None:
-                part = _of(found_mask, rows)
+                part = found_mask[rows] if len(found_mask) > 1 else found_mask
                 part += d_scores.sum_to_size(len(d_scores) if len(found_mask) > 1 else 1, *ctx.mask[1:])
             torch.mul(d_scores @ k[rows], ctx.scaling, out=found_q[rows])
             torch.mul(d_scores.transpose(2, 3) @ q[rows], ctx.scaling, out=found_k[rows])
         found_map = [None] * 3 if keep is None else gradients(keep, slope_ALL, needed)
-        return found_q, found_k, found_v, found_mask, None, None, None, *found_map, None, None, None
-
-
-def _of(all_B: Tensor, rows: slice) -> Tensor:
-    """Some rows of what may stand for all by one."""
-    return all_B[rows] if len(all_B) > 1 else all_B
-
-
-def _factor(shown: Tensor | None, rows: slice, rescale: float) -> Tensor | float:
-    """Of the context of some rows."""
-    return rescale if shown is None else _of(shown, rows) * rescale
+        return found_q, found_k, found_v, found_mask, None, None, *found_map, None, None, None
 
 
 def _draws(like: Tensor, threshold: int) -> Tensor:
