@@ -143,8 +143,9 @@ def bar(what: str, total: int, unit: str, *, often: float = 0.5, **settings: Any
     """
     settings = {**settings, "desc": what, "total": total, "unit": unit, "miniters": 0}
     if sys.stderr.isatty():
-        if not os.get_terminal_size(sys.stderr.fileno()).columns:
-            # Of a terminal that does not tell its size, as in a container, tqdm would take 0 columns for no bar.
-            settings["ncols"], settings["nrows"] = get_terminal_size()
+        with suppress(OSError, ValueError, AttributeError):  # of a stream that only says it is a terminal
+            if not os.get_terminal_size(sys.stderr.fileno()).columns:
+                # One that does not tell its size, as in a container: tqdm would take 0 columns for no bar.
+                settings["ncols"], settings["nrows"] = get_terminal_size()
         return tqdm(mininterval=often, **settings)
     return tqdm(mininterval=SELDOM, file=_Lines(sys.stderr), **settings)

@@ -79,27 +79,23 @@ def fill_empty_rows(keep_BLL: Tensor, seen_BLL: Tensor) -> Tensor:
     return keep_BLL * (1 - empty_BL1) + empty_BL1 * seen_BLL
 
 
-def bias(keep_BLL: Tensor, seen_BLL: Tensor, dtype: torch.dtype, blind_BL1: Tensor | None = None) -> Tensor:
+def bias(keep_BLL: Tensor, seen_BLL: Tensor, dtype: torch.dtype) -> Tensor:
     """The additive mask of a keep map: 0 where attended, -1e4 where masked, half the minimum where not seen.
 
-    Half, because the minimum plus a negative score is -inf in fp16; it is still below every masked score. Args: blind,
-    queries that are to have 0 throughout.
+    Half, because the minimum plus a negative score is -inf in fp16; it is still below every masked score.
     """
     # Not below fp32's either: ModernBERT takes its softmax in fp32 whatever it is given.
     unseen = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min) / 2
     seen_BLL = seen_BLL.to(dtype)
     # By products, exact with 0 and 1: a masked_fill takes ten times as long on a CPU, forwards and backwards.
-    unseen_BLL = (1 - seen_BLL) * unseen
-    if blind_BL1 is not None:
-        unseen_BLL = unseen_BLL * ~blind_BL1
-    return ((1 - keep_BLL) * MASKED).to(dtype) * seen_BLL + unseen_BLL
+    return ((1 - keep_BLL) * MASKED).to(dtype) * seen_BLL + (1 - seen_BLL) * unseen
 
 
 def _blind(module: Any, seen_BLL: Tensor) -> Tensor | None:
     """Queries that see no key, to which sdpa gives zeros; None where it does not run.
 
-    Their scores must not be half the minimum: torch's kernels keep the logarithm of the weights' sum, of which nothing
-    is left beside it, and so their gradients would be as of weights of 1 each.
+    By the bias they attend uniformly, and wrongly backwards: torch's kernels keep the logarithm of the weights' sum, of
+    which nothing is left beside half the minimum, and so their gradients are as of weights of 1 each.
     """
     runs = getattr(getattr(module, "config", None), "_attn_implementation", None)
     return ~seen_BLL.any(-1) if runs == dispatch.NAME else None
@@ -145,8 +141,7 @@ def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         seat.keep_B1LL = keep_B1LL
         return None
     seat.blind_BL = _blind(module, seen_BLL)
-    blind_B1L1 = None if seat.blind_BL is None else seat.blind_BL[:, None, :, None]
-    return _with_mask(bias(keep_B1LL, seen_B1LL, _score_dtype(h_BLD), blind_B1L1), args, kwargs)
+    return _with_mask(bias(keep_B1LL, seen_B1LL, _score_dtype(h_BLD)), args, kwargs)
 
 
 def _check_map(keep: Tensor, rows: int, length: int) -> None:

@@ -307,8 +307,9 @@ def load_renamed(model: "transformers.PreTrainedModel", folder: Path, flag: str)
         # By itself: from_pretrained makes a model without what wraps layers of this one, as PEFT does.
         held = {state[_newest(name)].data_ptr() for name in names}
         _refuse_lost((name for name, value in state.items() if value.data_ptr() not in held), kind, folder, flag)
-        for file in folder.glob("model*.safetensors"):
-            model.load_state_dict({_newest(name): value for name, value in load_file(file).items()}, strict=False)
+        with loading(folder, flag):
+            for file in folder.glob("model*.safetensors"):
+                model.load_state_dict({_newest(name): value for name, value in load_file(file).items()}, strict=False)
         return
     # In fp32, which holds what any of the weights may be in; each goes into its own precision again below.
     with loading(folder, flag), fork_rng(devices=[]):

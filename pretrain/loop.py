@@ -63,7 +63,8 @@ def train(config: PretrainConfig, device: torch.device) -> int:
             return 0
         run = build(config, device, found)
         watchdog.beat()
-        record = stack.enter_context(closing(shared(config.out, facts_of(run), run.step or None, config.wandb)))
+        facts = dist.on_main(lambda: facts_of(run))
+        record = stack.enter_context(closing(shared(config.out, facts, run.step or None, config.wandb)))
         # After the record, by which the folder is known as a run's.
         dist.on_main(lambda: _write_request(config))
         bar = stack.enter_context(progress_bar(config.method, run.step, config.steps))

@@ -51,8 +51,8 @@ MUTATIONS = (
     Mutation(
         "padding keys are attended",
         "biased.py",
-        "unseen_BLL = (1 - seen_BLL) * unseen",
-        "unseen_BLL = (1 - seen_BLL) * 0",
+        " * seen_BLL + (1 - seen_BLL) * unseen",
+        " * seen_BLL",
         "asa/test_families.py::test_what_padding_holds_never_reaches_a_real_position",
     ),
     Mutation(

@@ -10,12 +10,13 @@ import sys
 import termios
 import time
 from collections.abc import Generator
-from io import BytesIO, FileIO, TextIOWrapper
+from io import BytesIO, FileIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import streams
 from streams import lasting_output
 
 
@@ -244,6 +245,15 @@ def test_on_a_terminal_a_bar_is_redrawn(size: tuple[int, int]) -> None:
     os.close(reader)
     assert shown.count(b"\rwork") >= 2
     assert b"said" in shown
+
+
+def test_a_bar_takes_a_stream_that_only_says_it_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", shown)
+    with streams.bar("work", 3, "step") as bar:
+        bar.update(3)
+    assert "work: 100%" in shown.getvalue()
 
 
 @pytest.mark.parametrize("bar", ["streams.bar('work', 3, 'step')", "tqdm(total=3, mininterval=0, disable=None)"])

@@ -59,7 +59,8 @@ def refuse_optimizer(trainer: "AdversarialTrainer") -> None:
             " model with dtype=torch.float32 and set fp16=True"
         )
     state: Any = getattr(optimizer, "state", {})
-    averages = ((state.get(p, {}).get("exp_avg"), p) for p in trained)
+    torchs = type(optimizer).__module__.startswith("torch.optim")  # others have averages of other shapes
+    averages = ((state.get(p, {}).get("exp_avg"), p) for p in trained if torchs)
     if any(average is not None and average.shape != p.shape for average, p in averages):
         raise RequestError(
             "weights were resized since the optimizer was made, which goes on with averages of their old size; make"

@@ -120,12 +120,12 @@ def caveats(rows: list[Row]) -> str:
 
 def _updates(rows: list[Row]) -> list[str]:
     """What is said of methods whose runs made several updates with a batch, where the others' made one."""
-    found: dict[str, str] = {}
+    found: dict[str, set[str]] = {}
     for row in rows:
         steps, updates = row.run.figures.get("steps", NAN), row.run.figures.get("updates", NAN)
         if updates > steps:
-            found[row.method] = f"{row.method}: {number(updates / steps, 0)} updates with each batch."
-    return list(found.values())
+            found.setdefault(row.method, set()).add(number(updates / steps, 0))
+    return [f"{method}: {' or '.join(sorted(counts))} updates with each batch." for method, counts in found.items()]
 
 
 def score_name(key: str) -> str:

@@ -110,11 +110,16 @@ def test_weights_under_old_names_are_put_in_and_one_that_is_not_there_is_named(k
     assert torch.equal(torch.get_rng_state(), drawn)
     state = model.state_dict()
     assert [name for name, value in other.state_dict().items() if not torch.equal(value, state[name])] == []
+    wide = {name: torch.zeros(1, 1, 1) if "gamma" in name else value for name, value in load_file(files[0]).items()}
     fewer = load_file(files[0])
     fewer.pop(min(fewer))
     for lacking in (fewer, {"LayerNorm.gamma": torch.zeros(1)}):
         save_file(lacking, files[0], metadata={"format": "pt"})
         with pytest.raises(RequestError, match=r"lacks bert.* of Bert.*; give another by --start"):
+            hf.load_renamed(other, tmp_path, "--start")
+    if any("gamma" in name for name in wide):
+        save_file(wide, files[0], metadata={"format": "pt"})
+        with pytest.raises(RequestError, match=r"cannot be loaded .*size mismatch.*give a complete folder by --start"):
             hf.load_renamed(other, tmp_path, "--start")
 
 
