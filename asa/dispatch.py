@@ -36,31 +36,18 @@ def forward(
     With Products in its seat the module's last rows are attacked; those before them are a clean pass's.
     """
     seat = module._asa_seat
-    found, blind_BL, seat.products, seat.blind_BL = seat.products, seat.blind_BL, None, None
-    if found is not None:
-        context = _attacked(module, found, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    else:
-        context = _plain(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    return context if blind_BL is None else context.masked_fill(blind_BL[..., None, None], 0), None
-
-
-def _plain(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    **kwargs: Any,
-) -> Tensor:
-    seat = module._asa_seat
+    if seat.products is not None:
+        found, seat.products = seat.products, None
+        return _attacked(module, found, query, key, value, attention_mask, dropout, scaling, **kwargs), None
+    blind_BL, seat.blind_BL = seat.blind_BL, None
     causal = attention_mask is None and (kwargs.get("is_causal") or getattr(module, "is_causal", False))
     # No pass of ours: the model as it was, to the bit.
     if seat.signal.now is None or causal or not cpu_attention.suits(query, key, attention_mask, dropout):
         with one_kernel(seat.signal.now, dropout, query.device):
-            return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)[0]
-    return cpu_attention.context(query, key, value, attention_mask, dropout, _scale(query, scaling))
+            context, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    else:
+        context = cpu_attention.context(query, key, value, attention_mask, dropout, _scale(query, scaling))
+    return context if blind_BL is None else context.masked_fill(blind_BL[..., None, None], 0), None
 
 
 def _attacked(
@@ -86,7 +73,7 @@ def _attacked(
     if beside.free:
         free_q, free_k, free_v, q_BHLK, k_BHLK, v_BHLK = beside.part(query, key, value)
         mask = None if attention_mask is None else attention_mask[: beside.free]
-        clean_BLHK = _plain(module, free_q, free_k, free_v, mask, dropout, scaling, **kwargs)
+        clean_BLHK, _ = forward(module, free_q, free_k, free_v, mask, dropout, scaling, **kwargs)
         clean_BHLK = clean_BLHK.transpose(1, 2)
     context_BHLK, kept_BL = fused_attention(
         q_BHLK,

@@ -1,7 +1,7 @@
 """DeepSpeed's engine, ZeRO 0 to 3. The only file that imports deepspeed."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from inspect import getclosurevars
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,6 +19,7 @@ from asa.model import Output, TaskModel
 from asa.optim import ClippingAdamW, OptimConfig, PartNorms, build_optimizer, set_updates, start
 from asa.signal import Perturb, Tap
 from asa.zero_at_once import at_once
+from asa.zero_linear import lean
 from asa.zero_settings import deepspeed_settings, working_stage
 
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # what changes of DeepSpeed's loss scalers
@@ -61,8 +62,10 @@ class DeepSpeedEngine(Passes):
             self._adam = ClippingAdamW(module, optim)
         else:
             self._adam = build_optimizer(module, optim)
+        torchs, self._linear = F.linear, _lean_linear() if self.partitioned else None
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
         dist.wait_as_long(self._engine.seq_data_parallel_group)
+        F.linear = torchs
         # DeepSpeed's own ways with gradients, one parameter after another.
         singly = precision == "fp32" or offload
         if zero == 2 and not singly:
@@ -84,21 +87,33 @@ class DeepSpeedEngine(Passes):
 
     def forward(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
         self._restore_dropout(tap)
-        with self.types():
+        with self.types(), self._own_linear():
             return self._engine(batch, perturb, tap)
 
     def probe(self, batch: Batch, perturb: Perturb | None = None, tap: Tap | None = None) -> Output:
-        with self.types():
+        with self.types(), self._own_linear():
             return super().probe(batch, perturb, tap)
 
     def types(self) -> AbstractContextManager[Any]:
         """The engine's own, whatever autocast is around: on a GPU DeepSpeed has its passes so."""
         return self._own_types()
 
+    @contextmanager
+    def _own_linear(self) -> Generator[None]:
+        """Inside, ZeRO 3's linear layer, in backward passes too, which may make a forward pass again. DeepSpeed puts it
+        in the place of torch's for the whole process, so that other engines' passes would go by it."""
+        torchs = F.linear
+        F.linear = self._linear or torchs
+        try:
+            yield
+        finally:
+            F.linear = torchs
+
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         # On their way through a half-precision model small gradients vanish, and adversaries have small ones.
         scale = 1.0 if scaled else self._loss_scale()
-        gradients = [gradient.float() for gradient in super().ascend(loss * scale, wrt)]
+        with self._own_linear():
+            gradients = [gradient.float() for gradient in super().ascend(loss * scale, wrt)]
         if self._update_scale is not None and not scaled:
             self._scaled.climbed(loss, gradients)
         return tuple(gradient / scale for gradient in gradients)
@@ -107,7 +122,7 @@ class DeepSpeedEngine(Passes):
         if self._update_scale is not None:
             self._scaled.lost(loss)
         # DeepSpeed averages over ranks; our losses are shares of a sum.
-        with self._own_types():
+        with self._own_types(), self._own_linear():
             self._engine.backward(self._vetoed(loss) * dist.world())
 
     def step(self, norms: bool = False) -> StepStats:
@@ -293,6 +308,12 @@ def _whole_weights(module: nn.Module) -> dict[str, Tensor]:
         return {}
     trained = ((name, p.detach()) for name, p in module.named_parameters() if p.requires_grad)
     return {name: dist.broadcast_(p.to("cpu", torch.float32, copy=True).contiguous()) for name, p in trained}
+
+
+def _lean_linear() -> Callable[..., Tensor]:
+    from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
+
+    return lean(LinearFunctionForZeroStage3)
 
 
 def _later(overflow: bool) -> None:

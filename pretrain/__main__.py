@@ -11,7 +11,7 @@ def run(argv: list[str]) -> None:
     from pretrain import process
 
     process.run(argv)
-    # All steps are made: to end by a signal now would tell the launcher that something is left.
+    # All is written: to end by a signal now would tell the launcher that this rank has failed.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,35 +1,19 @@
 """A tiny BERT with its tokenizer, and shards built from a tiny dump by the real data stage."""
 
 import bz2
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from asa import dist, record
+from asa import record
 from data_prep.build import build
 from data_prep.config import BuildConfig
 from pretrain.config import PretrainConfig
 from tests.data_prep.conftest import dump_xml, page_xml, prose, save_tokenizer
 
 LENGTH = 24
-
-
-@pytest.fixture(scope="module")
-def one_process() -> Iterator[None]:
-    """A group for the tests of a file. DeepSpeed keeps the first that it sees, until it destroys it itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        patch.setenv("LOCAL_RANK", "0")
-        dist.init(cuda=False, launched=False)
-        yield
-        import deepspeed.comm  # not before DS_ACCELERATOR is set
-
-        if deepspeed.comm.is_initialized():
-            deepspeed.comm.destroy_process_group()
-        dist.close()
 
 
 def flip_a_byte(file: Path) -> None:

@@ -1,0 +1,3 @@
+from typing import Any
+
+LinearFunctionForZeroStage3: Any
