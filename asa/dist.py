@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, ProcessGroup, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroup, Store
 
 from asa.errors import Apart, RequestError, WorkError
 from asa.typed import manual_seed
@@ -121,10 +121,27 @@ def seed_all(*parts: int) -> None:
     manual_seed(int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]))
 
 
-def init(cuda: bool, launched: bool, timeout: timedelta | None = None) -> None:
+def start_again(environment: Mapping[str, str]) -> str:
+    """Which start of its processes by torchrun this is, "" for the first one or another launcher's.
+
+    The store that torchrun keeps for all starts has the addresses of the processes before: torch's own would look for
+    those. Raises: RequestError on several machines, each of which counts its own starts.
+    """
+    number = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if number == "0" or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return ""
+    if environment.get("GROUP_WORLD_SIZE", "1") != "1":
+        raise RequestError(
+            "torchrun has started the processes of several machines again, which would look for those before; start it"
+            " with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or give the same command again"
+        )
+    return f"start {number}"
+
+
+def init(cuda: bool, launched: bool, timeout: timedelta | None = None, start: str = "") -> None:
     """Join the launcher's process group, or make one of a single process (DeepSpeed wants one in any case).
 
-    Args: timeout of a collective; torch's own where None (NCCL 10 minutes, gloo 30).
+    Args: timeout of a collective; torch's own where None (NCCL 10 minutes, gloo 30). start: as start_again tells.
     Raises: RequestError where the port they are to meet at is taken, WorkError where one of them does not come.
     """
     global _timeout
@@ -132,6 +149,8 @@ def init(cuda: bool, launched: bool, timeout: timedelta | None = None) -> None:
     backend = "nccl" if cuda else "gloo"
     if launched:
         meeting, rank_, world_ = _meet()
+        if start:
+            meeting = PrefixStore(start, meeting)
         torch_dist.init_process_group(backend, timeout=timeout, store=meeting, rank=rank_, world_size=world_)
     else:
         torch_dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

@@ -64,7 +64,7 @@ def _as_ranks(work: Callable[[], None]) -> None:
     if "RANK" in os.environ:
         if cuda := torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init(cuda, launched=True)
+        dist.init(cuda, launched=True, start=dist.start_again(os.environ))
     with dist.left():
         try:
             work()

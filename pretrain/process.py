@@ -50,7 +50,7 @@ def run(argv: list[str]) -> None:
     # Longer than the watchdog's: it names the rank at fault, a collective that times out does not.
     timeout = timedelta(seconds=2 * request.hang_timeout + 60) if request.hang_timeout else NEVER
     with told_on_each_machine():
-        dist.init(cuda, launched, timeout)
+        dist.init(cuda, launched, timeout, dist.start_again(os.environ))
     with dist.left():
         try:
             with dist.loss_told():

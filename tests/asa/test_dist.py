@@ -1,7 +1,10 @@
 """Rank helpers: two processes know the same after each, an error of one ends both; alone all are the identity."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
@@ -11,7 +14,7 @@ import torch
 
 from asa import dist
 from asa.errors import RequestError, WorkError
-from tests.ranks import run_ranks
+from tests.ranks import ON_CPU, run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +183,33 @@ def test_a_rank_without_the_rest_of_what_a_launcher_sets_is_told(monkeypatch: py
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(RequestError, match=r"^RANK is set, as by a launcher, but not all .*WORLD_SIZE.*; unset it"):
         dist.init(cuda=False, launched=True)
+
+
+ELASTIC = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "start"),
+    [
+        ({}, "start 2"),
+        ({"TORCHELASTIC_RESTART_COUNT": "0"}, ""),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "False", "GROUP_WORLD_SIZE": "2"}, ""),
+    ],
+)
+def test_only_a_further_start_with_the_store_of_the_first_has_a_name(change: dict[str, str], start: str) -> None:
+    assert dist.start_again(ELASTIC | change) == start
+    assert dist.start_again({}) == ""
+
+
+def test_a_further_start_on_several_machines_is_told_how_it_can_be() -> None:
+    with pytest.raises(RequestError, match=r"start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or give the same"):
+        dist.start_again(ELASTIC | {"GROUP_WORLD_SIZE": "2"})
+
+
+@pytest.mark.slow
+def test_processes_that_torchrun_starts_again_meet_each_other_and_not_those_before() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", "2", "--max-restarts", "1", "-m", "tests.asa.again_worker"]
+    done = subprocess.run(command, env=os.environ | ON_CPU, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split("\n").count("start 1: 2") == 2
