@@ -266,6 +266,13 @@ MUTATIONS = (
         "fused/test_norms.py::test_a_part_that_somebody_has_changed_or_watches_is_left_to_torch",
     ),
     Mutation(
+        "an ascent on ZeRO 3 computes all weights' gradients beside",
+        "zero_linear.py",
+        "node is not None and _torch._C._will_engine_execute_node(node)",
+        "node is not None",
+        "asa/test_zero_linear.py::test_an_ascent_on_zero_3_computes_no_gradient_of_a_weight",
+    ),
+    Mutation(
         "several ranks' gradients are summed, where a mean was promised to DeepSpeed",
         "zero_at_once.py",
         ".div_(dist.world())",
