@@ -105,9 +105,11 @@ def _stands(base: nn.Module, known: Part) -> bool:
 
 def refuse_peft(model: Any, more: str = "") -> None:
     """Raises RequestError for PEFT's wrapper of a model; `more`: what there is to do beside."""
-    if not hasattr(model, "get_base_model"):
-        return
     name = type(model).__name__
+    if not hasattr(model, "get_base_model"):
+        if type(model).__module__.split(".")[0] == "peft":  # PeftMixedModel, and what adapts inside of PEFT's models
+            raise RequestError(f"{name} is PEFT's; give the model inside of it, its base_model.model or model{more}")
+        return
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise RequestError(f"{name} learns prompts, which its base model has not and nothing here trains; take LoRA")
     raise RequestError(f"{name} is PEFT's; give what its get_base_model() returns{more}")

@@ -311,6 +311,9 @@ class Peft(nn.Module):
         return self.base_model
 
 
+MIXED: Any = type("PeftMixedModel", (nn.Module,), {"__module__": "peft.mixed_model"})  # which has no get_base_model
+
+
 @pytest.mark.parametrize(
     ("model", "config", "why"),
     [
@@ -318,6 +321,7 @@ class Peft(nn.Module):
         ("bert-base-uncased", None, "str is no Hugging Face model"),
         (nn.Linear(2, 2), None, "Linear is no Hugging Face model"),
         (Peft(), None, r"Peft is PEFT's; give what its get_base_model\(\) returns"),
+        (MIXED(), None, r"PeftMixedModel is PEFT's; give the model inside of it, its base_model.model"),
         (Peft(prompts=True), None, r"Peft learns prompts, which its base model has not and nothing here trains"),
         (tiny_bert(), {"tau": 0.3}, "dict is no ASAConfig; give one, or nothing"),
         (tiny_bert(), MethodsConfig(), "MethodsConfig is no ASAConfig"),
