@@ -124,18 +124,18 @@ def seed_all(*parts: int) -> None:
 def start_again(environment: Mapping[str, str]) -> str:
     """Which start of its processes by torchrun this is, "" for the first one or another launcher's.
 
-    The store that torchrun keeps for all starts has the addresses of the processes before: torch's own would look for
-    those. Raises: RequestError on several machines, each of which counts its own starts.
+    The store that torchrun keeps for all starts has the addresses of the processes before, which others would look for.
+    Raises: RequestError for several machines, each of which counts its own starts, before any is lost.
     """
-    number = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if number == "0" or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    starts, number = (environment.get(f"TORCHELASTIC_{name}", "0") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
+    if starts == "0" or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return ""
     if environment.get("GROUP_WORLD_SIZE", "1") != "1":
         raise RequestError(
-            "torchrun has started the processes of several machines again, which would look for those before; start it"
-            " with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or give the same command again"
+            f"--max_restarts {starts} of torchrun on several machines: processes that it starts again would look for"
+            " those before; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or --max_restarts 0"
         )
-    return f"start {number}"
+    return "" if number == "0" else f"start {number}"
 
 
 def init(cuda: bool, launched: bool, timeout: timedelta | None = None, start: str = "") -> None:

@@ -18,7 +18,19 @@ from asa.batch import Batch
 from asa.errors import RequestError
 from asa.loss_scale import LossScale, in_fp16
 from asa.model import Output, TaskModel
-from asa.optim import ClippingAdamW, OptimConfig, PartNorms, known, learning_rate, set_updates, start
+from asa.optim import (
+    ClippingAdamW,
+    OptimConfig,
+    PartNorms,
+    check_optimizer,
+    check_trained,
+    known,
+    learning_rate,
+    named,
+    set_rate,
+    set_updates,
+    start,
+)
 from asa.signal import Below, Perturb, Tap
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -159,7 +171,7 @@ class Passes:
         return torch.autocast(self.device.type, enabled=False)
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.module.named_parameters()}
+        return {name: p.detach() for name, p in named(self.module)}
 
     def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
         """Weights only, as they are computed with: all that passes without an optimizer of their own have."""
@@ -274,13 +286,9 @@ class PlainEngine(Passes):
     def step(self, norms: bool = False) -> StepStats:
         """Raises, beside the protocol's: RequestError for a parameter that was frozen, of another size or not there
         when the engine was made."""
+        check_optimizer(self.optimizer)
+        check_trained(self.module, lambda p: known(self.optimizer, p))
         trainable = self._trainable()
-        if others := [p for p in trainable if not known(self.optimizer, p)]:
-            name = next(name for name, p in self.module.named_parameters() if p is others[0])
-            raise RequestError(
-                f"{name} was frozen, of another size or not there yet when the engine was made, which does not train"
-                " it; make the engine anew"
-            )
         if dist.any_(self._scale.on) and not self._scale.on:  # this rank has had no pass yet
             self._begin()
         for p in trainable:
@@ -301,7 +309,7 @@ class PlainEngine(Passes):
         return StepStats(applied, norm, rate, scale, *apart, overflow=self._scale.update(applied))
 
     def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
-        for name, p in self.module.named_parameters():
+        for name, p in named(self.module):
             if state == "weights":
                 yield name, p.detach()
             elif p.requires_grad:
@@ -337,12 +345,6 @@ def broken_weight(engine: Engine) -> str | None:
 def load_parameters(module: nn.Module, state: dict[str, Tensor]) -> None:
     """Copy tensors into the parameters of the same names; every parameter must be there."""
     with torch.no_grad():
-        for name, p in module.named_parameters():
+        for name, p in named(module):
             p.copy_(state[name])
     forget_old_weights()
-
-
-def set_rate(optimizer: Any, rate: float) -> None:
-    """Give every group of an optimizer the learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate

@@ -143,8 +143,9 @@ class TaskModel(nn.Module):
         Not by copy.deepcopy, which would follow an engine's hooks into the engine. No random number of ours is drawn.
         """
         with fork_rng(devices=[]):
-            twin = type(self.model)(copy.deepcopy(self.model.config))
-            _tie_alike(self.model, twin)
+            model = getattr(self.model, "_orig_mod", self.model)  # inside of what torch.compile puts around it
+            twin = type(model)(copy.deepcopy(model.config))
+            _tie_alike(model, twin)
             return TaskModel(twin, self.kind).float().eval()
 
 

@@ -102,11 +102,16 @@ def _pieces(gradient: Tensor) -> Iterator[Tensor]:
         yield flat[whole:].unsqueeze(0)
 
 
+def named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters by the names that they have without the modules that torch.compile puts around others."""
+    return ((name.replace("_orig_mod.", ""), p) for name, p in module.named_parameters())
+
+
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters, those of the model and those of its adversaries ("part") apart, matrices with decay and
     vectors without."""
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
-    for name, p in module.named_parameters():
+    for name, p in named(module):
         if p.requires_grad:
             part = "adversary" if name.startswith(ADVERSARY) else "model"
             groups.setdefault((part, p.ndim < 2), []).append(p)
@@ -140,10 +145,34 @@ def known(optimizer: torch.optim.Optimizer, p: Tensor) -> bool:
     return average is not None and average.shape == p.shape
 
 
+def check_optimizer(optimizer: Any) -> None:
+    """Raises RequestError for another one than the engine's, or than what wraps that."""
+    if not hasattr(optimizer, "grad_norm"):
+        raise RequestError(
+            f"engine.optimizer is {type(optimizer).__name__}, which neither clips nor tells norms; leave the engine's"
+            " own there, and set it by OptimConfig"
+        )
+
+
+def check_trained(module: nn.Module, knows: Callable[[nn.Parameter], bool]) -> None:
+    """Raises RequestError for a parameter that is to be trained, which an engine did not know so when it was made."""
+    if (name := next((name for name, p in named(module) if p.requires_grad and not knows(p)), None)) is not None:
+        raise RequestError(
+            f"{name} was frozen, of another size or not there yet when the engine was made, which does not train"
+            " it; make the engine anew"
+        )
+
+
 def set_updates(optimizer: torch.optim.Optimizer, updates: int) -> None:
     """Tell Adam how many updates its averages have seen."""
     for state in optimizer.state.values():
         state["step"].fill_(updates)
+
+
+def set_rate(optimizer: Any, rate: float) -> None:
+    """Give every group of an optimizer the learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 class PartNorms:
@@ -184,7 +213,7 @@ class PartNorms:
             if gradients:
                 # In fp64, since the squares of an adversary's small gradients leave fp32's range.
                 norms = [vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-                self._squares[group["part"], id(group)] = torch.stack(norms).square().sum()
+                self._squares[group.get("part", "model"), id(group)] = torch.stack(norms).square().sum()
 
 
 def sum_of(squares: dict[tuple[str, int], Tensor], part: str) -> Tensor:

@@ -12,11 +12,21 @@ from torch import Tensor, nn
 
 from asa import dist
 from asa.batch import Batch
-from asa.engine import Passes, Precision, State, StepStats, forget_old_weights, set_rate
+from asa.engine import Passes, Precision, State, StepStats, forget_old_weights
 from asa.errors import WorkError
 from asa.loss_scale import Scaled, check_lower
 from asa.model import Output, TaskModel
-from asa.optim import ClippingAdamW, OptimConfig, PartNorms, build_optimizer, set_updates, start
+from asa.optim import (
+    ClippingAdamW,
+    OptimConfig,
+    PartNorms,
+    build_optimizer,
+    check_trained,
+    named,
+    set_rate,
+    set_updates,
+    start,
+)
 from asa.signal import Perturb, Tap
 from asa.zero_at_once import at_once
 from asa.zero_linear import lean
@@ -54,6 +64,7 @@ class DeepSpeedEngine(Passes):
         zero = working_stage(zero, precision)
         self._zero, self.partitioned = zero, zero == 3
         settings = deepspeed_settings(optim, zero, precision, micro_batch, offload)
+        self._shapes = {p: _shape(p) for p in module.parameters() if p.requires_grad}
         given = {} if precision == "fp32" else _whole_weights(module)
         self._adam: torch.optim.Optimizer
         if zero == 0:
@@ -62,10 +73,13 @@ class DeepSpeedEngine(Passes):
             self._adam = ClippingAdamW(module, optim)
         else:
             self._adam = build_optimizer(module, optim)
-        torchs, self._linear = F.linear, _lean_linear() if self.partitioned else None
-        self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
+        self._torchs, self._linear = F.linear, _lean_linear() if self.partitioned else F.linear
+        try:
+            made = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
+        finally:
+            F.linear = self._torchs
+        self._engine, self._optimizer, _, _ = made
         dist.wait_as_long(self._engine.seq_data_parallel_group)
-        F.linear = torchs
         # DeepSpeed's own ways with gradients, one parameter after another.
         singly = precision == "fp32" or offload
         if zero == 2 and not singly:
@@ -101,13 +115,15 @@ class DeepSpeedEngine(Passes):
     @contextmanager
     def _own_linear(self) -> Generator[None]:
         """Inside, ZeRO 3's linear layer, in backward passes too, which may make a forward pass again. DeepSpeed puts it
-        in the place of torch's for the whole process, so that other engines' passes would go by it."""
-        torchs = F.linear
-        F.linear = self._linear or torchs
+        in the place of torch's for the whole process, so that other engines' passes would go by it. What somebody has
+        put there since stays."""
+        now = F.linear
+        if now is self._torchs:
+            F.linear = self._linear
         try:
             yield
         finally:
-            F.linear = torchs
+            F.linear = now
 
     def ascend(self, loss: Tensor, wrt: Sequence[Tensor], scaled: bool = False) -> tuple[Tensor, ...]:
         # On their way through a half-precision model small gradients vanish, and adversaries have small ones.
@@ -119,11 +135,17 @@ class DeepSpeedEngine(Passes):
         return tuple(gradient / scale for gradient in gradients)
 
     def backward(self, loss: Tensor) -> None:
+        """Raises RequestError for a parameter that was frozen, of another size or not there when the engine was made:
+        torch's fused Adam would write past its averages."""
+        self._check_trained()
         if self._update_scale is not None:
             self._scaled.lost(loss)
         # DeepSpeed averages over ranks; our losses are shares of a sum.
         with self._own_types(), self._own_linear():
             self._engine.backward(self._vetoed(loss) * dist.world())
+
+    def _check_trained(self) -> None:
+        check_trained(self.module, lambda p: self._shapes.get(p) == _shape(p))
 
     def step(self, norms: bool = False) -> StepStats:
         if self._order is not None:
@@ -191,7 +213,8 @@ class DeepSpeedEngine(Passes):
     def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.runtime.zero import GatheredParameters
 
-        for name, p in self.module.named_parameters():
+        self._check_trained()
+        for name, p in named(self.module):
             if p.requires_grad:
                 yield name, self._whole(p, state)
             elif state == "weights":
@@ -199,7 +222,7 @@ class DeepSpeedEngine(Passes):
                     yield name, p.detach()
 
     def restore(self, state: State, parts: Iterable[tuple[str, Tensor]]) -> None:
-        mine = dict(self.module.named_parameters())
+        mine = dict(named(self.module))
         for name, part in parts:
             if mine[name].requires_grad:
                 self._set(mine[name], state, part)
@@ -301,12 +324,17 @@ class _Order:
             )
 
 
+def _shape(p: nn.Parameter) -> torch.Size:
+    """Of all of it, also where it is spread over the ranks."""
+    return getattr(p, "ds_shape", p.shape)
+
+
 def _whole_weights(module: nn.Module) -> dict[str, Tensor]:
     """Rank 0's, as they are given, of all that is trained; none where an engine before, or the user, has spread them
     over the ranks, which DeepSpeed rounds where they are."""
     if any(hasattr(p, "ds_id") for p in module.parameters()):
         return {}
-    trained = ((name, p.detach()) for name, p in module.named_parameters() if p.requires_grad)
+    trained = ((name, p.detach()) for name, p in named(module) if p.requires_grad)
     return {name: dist.broadcast_(p.to("cpu", torch.float32, copy=True).contiguous()) for name, p in trained}
 
 

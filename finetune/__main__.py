@@ -67,7 +67,8 @@ def _as_ranks(work: Callable[[], None]) -> None:
         dist.init(cuda, launched=True, start=dist.start_again(os.environ))
     with dist.left():
         try:
-            work()
+            with dist.loss_told():
+                work()
             # The work is done: to end by it now would tell the launcher that something is left.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except Apart as error:

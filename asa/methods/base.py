@@ -16,7 +16,7 @@ class At(NamedTuple):
     """Where in the optimizer step a method is called. slot: micro-batch in the window; replay: pass over the window."""
 
     slot: int
-    replay: int
+    replay: int = 0
 
 
 class Method(Protocol):

@@ -185,7 +185,8 @@ def test_a_rank_without_the_rest_of_what_a_launcher_sets_is_told(monkeypatch: py
         dist.init(cuda=False, launched=True)
 
 
-ELASTIC = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "1"}
+ELASTIC = {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RESTART_COUNT": "2"}
+ELASTIC |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "1"}
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,7 @@ ELASTIC = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "T
         ({}, "start 2"),
         ({"TORCHELASTIC_RESTART_COUNT": "0"}, ""),
         ({"TORCHELASTIC_USE_AGENT_STORE": "False", "GROUP_WORLD_SIZE": "2"}, ""),
+        ({"TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RESTART_COUNT": "0", "GROUP_WORLD_SIZE": "2"}, ""),
     ],
 )
 def test_only_a_further_start_with_the_store_of_the_first_has_a_name(change: dict[str, str], start: str) -> None:
@@ -201,9 +203,10 @@ def test_only_a_further_start_with_the_store_of_the_first_has_a_name(change: dic
     assert dist.start_again({}) == ""
 
 
-def test_a_further_start_on_several_machines_is_told_how_it_can_be() -> None:
-    with pytest.raises(RequestError, match=r"start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or give the same"):
-        dist.start_again(ELASTIC | {"GROUP_WORLD_SIZE": "2"})
+@pytest.mark.parametrize("number", ["0", "1"])
+def test_further_starts_on_several_machines_are_told_at_the_first_how_they_can_be(number: str) -> None:
+    with pytest.raises(RequestError, match=r"^--max_restarts 3 .* set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torch"):
+        dist.start_again(ELASTIC | {"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": number})
 
 
 @pytest.mark.slow

@@ -247,6 +247,49 @@ def test_embeddings_that_were_resized_since_are_refused() -> None:
         engine.step()
 
 
+def test_an_optimizer_in_the_place_of_the_engines_is_named() -> None:
+    engine, batch = tiny_engine(tiny_module()), tiny_batch()
+    engine.optimizer = torch.optim.SGD(engine.module.parameters(), lr=0.1)  # type: ignore[assignment]
+    engine.backward(task_loss(engine.forward(batch), batch))
+    with pytest.raises(RequestError, match=r"^engine.optimizer is SGD, which neither .* set it by OptimConfig$"):
+        engine.step()
+
+
+def test_a_group_that_a_user_has_added_is_the_models_part() -> None:
+    engine, batch, extra = tiny_engine(tiny_module()), tiny_batch(), torch.nn.Parameter(torch.ones(3))
+    engine.optimizer.add_param_group({"params": [extra]})
+    engine.backward(task_loss(engine.forward(batch), batch))
+    extra.grad = torch.full((3,), 100.0)
+    stats = engine.step(norms=True)
+    assert stats.model_norm is not None
+    assert stats.model_norm > 100
+    assert (extra < 1).all()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", ["asa", "smart"])
+def test_what_torch_compile_puts_around_a_module_changes_no_name_and_no_group(name: str, inside: bool) -> None:
+    def found(compiled: bool) -> tuple[list[str], list[tuple[str, int]], Tensor | float, bool]:
+        model: Any = tiny_bert("classification")
+        if compiled and inside:
+            model = torch.compile(model, backend="eager")
+        module: Any = TaskModel(model, "classification", ASAConfig() if name == "asa" else None)
+        if compiled and not inside:
+            module = torch.compile(module, backend="eager")
+        engine, batch = tiny_engine(module), tiny_batch("classification")
+        METHODS[name](MethodsConfig()).backward(engine, batch, At(0))
+        stats, groups = engine.step(norms=True), engine.optimizer.param_groups
+        engine.restore("weights", [(key, value.clone()) for key, value in engine.weights().items()])
+        sizes = [(group["part"], len(group["params"])) for group in groups]
+        return list(engine.weights()), sizes, stats.grad_norm, stats.adversary_norm is None
+
+    torch._dynamo.reset()
+    names, groups, norm, alone = found(compiled=True)
+    expected = found(compiled=False)
+    assert (names, groups, alone) == (expected[0], expected[1], expected[3])
+    torch.testing.assert_close(norm, expected[2])
+
+
 def test_the_norm_is_told_before_clipping_and_zero_turns_clipping_off() -> None:
     weights, norms = [], []
     for clip in (0.0, 1e-3):
