@@ -2,6 +2,7 @@
 
 import re
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -125,16 +126,21 @@ def start_again(environment: Mapping[str, str]) -> str:
     """Which start of its processes by torchrun this is, "" for the first one or another launcher's.
 
     The store that torchrun keeps for all starts has the addresses of the processes before, which others would look for.
-    Raises: RequestError for several machines, each of which counts its own starts, before any is lost.
+    Several machines each count their own: warns of that at the first start, raises RequestError at a further one.
     """
     starts, number = (environment.get(f"TORCHELASTIC_{name}", "0") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
     if starts == "0" or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return ""
     if environment.get("GROUP_WORLD_SIZE", "1") != "1":
-        raise RequestError(
+        told = (
             f"--max_restarts {starts} of torchrun on several machines: processes that it starts again would look for"
-            " those before; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or --max_restarts 0"
+            " those before; give torchrun --rdzv_backend c10d, --rdzv_endpoint HOST:PORT and in its environment"
+            " TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
         )
+        if number != "0":
+            raise RequestError(told)
+        if environment.get("RANK") == "0":
+            warnings.warn(told, stacklevel=2)
     return "" if number == "0" else f"start {number}"
 
 

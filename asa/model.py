@@ -158,6 +158,7 @@ def _tie_alike(model: nn.Module, twin: nn.Module) -> None:
     """Share in `twin` what `model` shares: transformers ties a bias of a head when it is resized, and not before."""
     first: dict[int, str] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
+        name = name.replace("_orig_mod.", "")  # of parts that torch.compile has wrapped
         shared = first.setdefault(id(p), name)
         place, _, leaf = name.rpartition(".")
         if shared == name:

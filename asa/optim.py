@@ -146,7 +146,7 @@ def known(optimizer: torch.optim.Optimizer, p: Tensor) -> bool:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raises RequestError for another one than the engine's, or than what wraps that."""
+    """Raises RequestError for another one than the engine's, or Lightning's wrapper of it."""
     if not hasattr(optimizer, "grad_norm"):
         raise RequestError(
             f"engine.optimizer is {type(optimizer).__name__}, which neither clips nor tells norms; leave the engine's"

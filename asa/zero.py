@@ -32,6 +32,7 @@ from asa.zero_at_once import at_once
 from asa.zero_linear import lean
 from asa.zero_settings import deepspeed_settings, working_stage
 
+TORCHS = F.linear
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # what changes of DeepSpeed's loss scalers
 
 
@@ -115,10 +116,10 @@ class DeepSpeedEngine(Passes):
     @contextmanager
     def _own_linear(self) -> Generator[None]:
         """Inside, ZeRO 3's linear layer, in backward passes too, which may make a forward pass again. DeepSpeed puts it
-        in the place of torch's for the whole process, so that other engines' passes would go by it. What somebody has
+        in the place of torch's for the whole process, so that other engines' passes would go by it. What a user has
         put there since stays."""
-        now = F.linear
-        if now is self._torchs:
+        now: Any = F.linear
+        if now in (TORCHS, self._torchs) or str(getattr(now, "__module__", "")).startswith("deepspeed."):
             F.linear = self._linear
         try:
             yield
@@ -135,17 +136,14 @@ class DeepSpeedEngine(Passes):
         return tuple(gradient / scale for gradient in gradients)
 
     def backward(self, loss: Tensor) -> None:
-        """Raises RequestError for a parameter that was frozen, of another size or not there when the engine was made:
-        torch's fused Adam would write past its averages."""
-        self._check_trained()
+        """Raises RequestError for a parameter that was frozen, not there or, on ZeRO 0 to 2, of another size when the
+        engine was made: torch's fused Adam would write past its averages."""
+        check_trained(self.module, lambda p: self._shapes.get(p) == _shape(p))
         if self._update_scale is not None:
             self._scaled.lost(loss)
         # DeepSpeed averages over ranks; our losses are shares of a sum.
         with self._own_types(), self._own_linear():
             self._engine.backward(self._vetoed(loss) * dist.world())
-
-    def _check_trained(self) -> None:
-        check_trained(self.module, lambda p: self._shapes.get(p) == _shape(p))
 
     def step(self, norms: bool = False) -> StepStats:
         if self._order is not None:
@@ -213,9 +211,8 @@ class DeepSpeedEngine(Passes):
     def parts(self, state: State) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.runtime.zero import GatheredParameters
 
-        self._check_trained()
         for name, p in named(self.module):
-            if p.requires_grad:
+            if p.requires_grad and p in self._shapes:
                 yield name, self._whole(p, state)
             elif state == "weights":
                 with GatheredParameters([p], enabled=self.partitioned):

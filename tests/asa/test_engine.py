@@ -247,6 +247,17 @@ def test_embeddings_that_were_resized_since_are_refused() -> None:
         engine.step()
 
 
+def test_smarts_teacher_is_made_of_a_model_whose_encoder_is_compiled() -> None:
+    """Whose head's last layer is its word embeddings."""
+    model: Any = tiny_bert("mlm")
+    model.bert = torch.compile(model.bert, backend="eager")
+    engine, batch = tiny_engine(TaskModel(model, "mlm")), tiny_batch()
+    torch._dynamo.reset()
+    terms = METHODS["smart"](MethodsConfig()).backward(engine, batch, At(0))
+    assert torch.isfinite(terms["loss"])
+    assert engine.step().applied
+
+
 def test_an_optimizer_in_the_place_of_the_engines_is_named() -> None:
     engine, batch = tiny_engine(tiny_module()), tiny_batch()
     engine.optimizer = torch.optim.SGD(engine.module.parameters(), lr=0.1)  # type: ignore[assignment]

@@ -1,6 +1,7 @@
 """DeepSpeed's engine: ZeRO 3 computes what the plain engine does, no gradient beside, and leaves torch as it was; a
 model that is changed under an engine is refused."""
 
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -98,6 +99,10 @@ def test_what_fails_or_is_put_there_by_others_leaves_and_finds_it_there(monkeypa
     engine.forward(tiny_batch())
     assert seen
     assert F.linear is users
+    theirs = SimpleNamespace(__module__="deepspeed.runtime.zero.linear")  # as another engine of DeepSpeed's leaves it
+    monkeypatch.setattr(F, "linear", theirs)
+    engine.forward(tiny_batch())
+    assert F.linear is theirs
     engine.close()
 
 
@@ -123,6 +128,5 @@ def test_what_was_frozen_when_the_engine_was_made_is_refused_once_it_is_not(zero
     loss = task_loss(engine.forward(batch), batch)
     with pytest.raises(RequestError, match=r"^model\.\S+ was frozen, .*; make the engine anew$"):
         engine.backward(loss)
-    with pytest.raises(RequestError, match=r"^model\.\S+ was frozen, .*; make the engine anew$"):
-        engine.full_state()
+    assert engine.full_state().keys() == dict(module.named_parameters()).keys()  # which is to be saved all the same
     engine.close()
