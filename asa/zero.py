@@ -32,7 +32,7 @@ from asa.zero_at_once import at_once
 from asa.zero_linear import lean
 from asa.zero_settings import deepspeed_settings, working_stage
 
-TORCHS = F.linear
+TORCHS = F.linear  # in whose place DeepSpeed puts its own, when a model is first spread over the ranks
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # what changes of DeepSpeed's loss scalers
 
 
@@ -74,11 +74,11 @@ class DeepSpeedEngine(Passes):
             self._adam = ClippingAdamW(module, optim)
         else:
             self._adam = build_optimizer(module, optim)
-        self._torchs, self._linear = F.linear, _lean_linear() if self.partitioned else F.linear
+        now, self._linear = F.linear, _lean_linear() if self.partitioned else None
         try:
             made = deepspeed.initialize(model=module, optimizer=self._adam, config=settings)
         finally:
-            F.linear = self._torchs
+            F.linear = now
         self._engine, self._optimizer, _, _ = made
         dist.wait_as_long(self._engine.seq_data_parallel_group)
         # DeepSpeed's own ways with gradients, one parameter after another.
@@ -117,9 +117,10 @@ class DeepSpeedEngine(Passes):
     def _own_linear(self) -> Generator[None]:
         """Inside, ZeRO 3's linear layer, in backward passes too, which may make a forward pass again. DeepSpeed puts it
         in the place of torch's for the whole process, so that other engines' passes would go by it. What a user has
-        put there since stays."""
+        put there stays."""
         now: Any = F.linear
-        if now in (TORCHS, self._torchs) or str(getattr(now, "__module__", "")).startswith("deepspeed."):
+        deepspeeds = str(getattr(now, "__module__", "")).startswith("deepspeed.")
+        if self._linear is not None and (now is TORCHS or deepspeeds):
             F.linear = self._linear
         try:
             yield

@@ -130,3 +130,19 @@ def test_what_was_frozen_when_the_engine_was_made_is_refused_once_it_is_not(zero
         engine.backward(loss)
     assert engine.full_state().keys() == dict(module.named_parameters()).keys()  # which is to be saved all the same
     engine.close()
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_what_stood_there_when_the_engine_was_made_is_no_layer_of_its_later_passes(
+    zero: Literal[0, 3], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, torchs, seen = tiny_module(), F.linear, list[Any]()
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "linear", lambda *given: torchs(*given))
+        engine = DeepSpeedEngine(module, OptimConfig(), 10, CPU, zero, precision="fp32", micro_batch=3)
+    first: Any = module.get_submodule("model.bert.encoder.layer.0.attention.self.query")
+    first.register_forward_pre_hook(lambda *_: seen.append(F.linear))
+    engine.forward(tiny_batch())
+    assert [now is torchs for now in seen] == [zero == 0]
+    assert zero == 0 or seen[0].__module__ == "asa.zero_linear"
+    engine.close()
