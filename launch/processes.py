@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
 
     code: int  # 0, or the first failure's
     signal: int  # number of the signal that asked them to end; 0 without, or where ranks failed in spite of it
-    killed: int = 0  # number of the signal that ended a command of which nobody had asked that; 0 without
+    killed: int = 0  # number of the signal that ended a command, or a rank, of which nobody had asked that; 0 without
 
 
 class Asked:
@@ -90,9 +90,14 @@ def outcome(codes: list[int], asked: int, cut_off: bool, begun: bool = True, our
         return Outcome(own, 0)
     stops = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     code = next((code if code > 0 else 1 for code in codes if code), int(cut_off))
-    theirs = [0 if mine else code for code, mine in zip_longest(codes, ours, fillvalue=False)]
-    killed = 0 if asked else next((-code for code in theirs if code < 0 and -code not in stops), 0)
+    theirs = [_by_signal(0 if mine else code) for code, mine in zip_longest(codes, ours, fillvalue=False)]
+    killed = 0 if asked else next((number for number in theirs if number and number not in stops), 0)
     return Outcome(code, asked or next((-code for code in codes if -code in stops), 0), killed)
+
+
+def _by_signal(code: int) -> int:
+    """Number of the signal that an exit code tells of, 0 where none; 256 less it is DeepSpeed's code for a rank's."""
+    return -code if code < 0 else 256 - code if code > 256 - signal.NSIG else 0
 
 
 @contextmanager

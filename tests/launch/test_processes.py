@@ -289,6 +289,8 @@ def test_a_stop_after_the_end_is_none(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_worker_that_was_killed_is_told(number: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(outcome([0, -number], 0, cut_off=False), finished=None) == 1
     assert told in capsys.readouterr().err
+    assert answer(outcome([256 - number], 0, cut_off=False), finished=False) == 1, "as DeepSpeed has it of a rank"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("command", "rank"), [("run", True), ("tune", True), ("report", False)])
@@ -306,6 +308,7 @@ def test_exit_codes_are_summed_up() -> None:
     assert outcome([-9, -9], 0, cut_off=False, ours=[True, False]) == Outcome(1, 0, signal.SIGKILL)
     assert outcome([1, -9], 0, cut_off=False, ours=[False, True]) == Outcome(1, 0)
     assert outcome([0, -15], 0, cut_off=False) == Outcome(1, signal.SIGTERM)
+    assert [outcome([code], 0, cut_off=False).killed for code in (3, 143, 191, 241)] == [0, 0, 0, 0]
     assert outcome([0], 0, cut_off=True) == Outcome(1, 0)
     # A save that fails is no orderly stop; ranks that end by the signal, 256 - 15 as DeepSpeed has it, are.
     assert outcome([2, 0], signal.SIGTERM, cut_off=False) == Outcome(2, 0)
